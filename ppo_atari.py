@@ -1,0 +1,772 @@
+"""PPO on Atari games, from pixels (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
+
+Algorithm 1  PPO, Actor-Critic Style                                           here
+  for iteration = 1, 2, ... do                                                 main
+      for actor = 1, 2, ..., N do                                              all N at once
+          run policy π_θold in the environment for T timesteps                 rollout
+          compute advantage estimates Â_1, ..., Â_T                            estimate_advantages
+      optimize surrogate L wrt θ, with K epochs and minibatch size M ≤ NT      update
+      θ_old ← θ                                                            the next rollout's θ
+
+The defaults are the paper's Table 5, on Breakout: 10 million agent steps, 40 million frames.
+
+  python ppo_atari.py                               train, on the CPU
+  python ppo_atari.py --cuda --compile              train, on a GPU
+  python ppo_atari.py --resume RUN_DIR              go on after an interruption, bit for bit
+  python ppo_atari.py --evaluate RUN_DIR --render   watch what it learned; --video records it
+  python ppo_atari.py --network nature --num-epochs 4 --vf-coef 0.25 --clip-value-loss
+                                                    the settings of OpenAI's Baselines
+"""
+
+import argparse
+import csv
+import hashlib
+import io
+import json
+import os
+import sys
+import time
+from math import inf
+from pathlib import Path
+from types import SimpleNamespace
+
+import ale_py
+import gymnasium as gym
+import matplotlib
+import numpy as np
+import torch
+from ale_py.vector_env import AtariVectorEnv
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, RecordVideo
+from matplotlib.figure import Figure
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+SCRIPT = Path(__file__).name
+
+# ------------------------------------------------------------------------------------ Settings
+
+
+def fail(message, status=2):
+    """Say what is wrong in one line on standard error, and leave: 2 for bad input, 1 later."""
+    print(f"{SCRIPT}: error: {' '.join(str(message).split())}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        fail(message)
+
+
+def number(kind, low, high=inf):
+    """A type for argparse: a finite int or float from low to high."""
+
+    def parse(text):
+        value = kind(text)
+        if not (low <= value <= high and value < inf):
+            limits = f"at least {low}" if high == inf else f"from {low} to {high}"
+            raise argparse.ArgumentTypeError(f"{text} is not {limits}")
+        return value
+
+    parse.__name__ = kind.__name__
+    return parse
+
+
+# fmt: off
+def make_parser():
+    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False,
+                    formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    count, positive, fraction = number(int, 1), number(float, 0), number(float, 0, 1)
+    switch = argparse.BooleanOptionalAction
+
+    add = parser.add_argument_group("the task").add_argument
+    add("--env-id", default="BreakoutNoFrameskip-v4", help="gymnasium's id of an Atari game")
+    add("--seed", type=number(int, 0), default=1, help="of network, policy, minibatches and games")
+    add("--total-steps", type=count, default=10_000_000, help="agent steps, of 4 frames each")
+
+    add = parser.add_argument_group("Table 5 of the paper, in its order").add_argument
+    add("--num-steps", type=count, default=128, help="T, the horizon of a rollout")
+    add("--learning-rate", type=positive, default=2.5e-4, help="Adam's step size, times α")
+    add("--num-epochs", type=count, default=3, help="K, passes over a rollout (Baselines: 4)")
+    add("--minibatch-size", type=count, default=32 * 8, help="M")
+    add("--gamma", type=fraction, default=0.99, help="γ, the discount")
+    add("--gae-lambda", type=fraction, default=0.95, help="λ of GAE")
+    add("--num-envs", type=count, default=8, help="N, the number of actors")
+    add("--clip-eps", type=positive, default=0.1, help="ε of Eq. 7, times α")
+    add("--vf-coef", type=positive, default=1.0, help="c1 of Eq. 9, whose L^VF is (V - V^targ)²; "
+        "Baselines writes ½ before the square, so its 0.5 is 0.25 here")
+    add("--ent-coef", type=positive, default=0.01, help="c2 of Eq. 9")
+    add("--anneal", choices=("both", "learning-rate", "none"), default="both",
+        help="what α multiplies, falling from 1 to 0 (Baselines and CleanRL keep ε as it is)")
+    add("--network", choices=("paper", "nature"), default="paper",
+        help="that of [Mni+16], as Sec. 6.4 says, or that of [Mni+15], as in Baselines and CleanRL")
+
+    add = parser.add_argument_group("not in the paper; in OpenAI's Baselines").add_argument
+    add("--norm-adv", action=switch, default=True, help="normalise each minibatch's advantages")
+    add("--orthogonal", action=switch, default=True, help="orthogonal init, small policy head")
+    add("--max-grad-norm", type=positive, default=0.5, help="clip the gradient's norm; 0: do not")
+    add("--adam-eps", type=positive, default=1e-5, help="Adam's ε (PyTorch: 1e-8)")
+    add("--clip-value-loss", action=switch, default=False, help="hold V within ε of its old value")
+    add("--target-kl", type=positive, help="end an iteration's epochs once the approximate KL "
+        "exceeds 1.5 times this (Spinning Up's, not Baselines')")
+
+    add = parser.add_argument_group("the machine").add_argument
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    add("--cuda", action=switch, default=False, help="train on the GPU")
+    add("--bf16", action=switch, default=False, help="the network's trunk in bfloat16")
+    add("--compile", action=switch, default=False, help="torch.compile; CUDA graphs on a GPU")
+    add("--threads", type=count, default=cores, help="for the emulators and, on a CPU, the update")
+
+    add = parser.add_argument_group("the run").add_argument
+    add("--run-dir", help="a new folder (default: one under runs/, named after the run)")
+    add("--checkpoint-every", type=count, help="in iterations (default: 15 times in a run)")
+    add("--goal-score", type=number(float, -inf), help="stop once the mean of 100 games is this")
+    add("--resume", metavar="RUN_DIR", help="go on with its settings; --total-steps, --goal-score, "
+        "--cuda and --threads can be said anew")
+    add("--evaluate", metavar="RUN_DIR", help="play whole games with its best policy (or give a "
+        ".pt file); learn nothing")
+    add("--episodes", type=count, default=10, help="games to evaluate")
+    add("--render", action=switch, default=False, help="evaluate in a window")
+    add("--video", action=switch, default=False, help="evaluate, recording to RUN_DIR/videos")
+    return parser
+# fmt: on
+
+SAID_ANEW = {
+    "resume": {"total_steps", "goal_score", "cuda", "threads"},
+    "evaluate": {"episodes", "render", "video", "seed", "cuda", "threads"},
+}
+
+
+def parse_args(argv=None):
+    """The settings, checked, and the checkpoint that --resume or --evaluate names, or None."""
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    unset = argparse.Namespace(**dict.fromkeys(vars(args)))
+    given = {k: v for k, v in vars(parser.parse_args(argv, unset)).items() if v is not None}
+    flag = {name: "--" + name.replace("_", "-") for name in vars(args)}
+
+    checkpoint = None
+    task = "resume" if args.resume else "evaluate" if args.evaluate else None
+    if task is not None:
+        for name in given.keys() - SAID_ANEW[task] - {task}:
+            fail(f"{flag[name]}: --{task} takes it from the checkpoint; leave it out")
+        checkpoint = load_checkpoint(Path(given[task]), task)
+        here = {"run_dir": given[task]} if task == "resume" else {"cuda": False, "run_dir": None}
+        args = argparse.Namespace(**{**vars(args), **checkpoint["settings"], **here, **given})
+    elif given.keys() & {"episodes", "render", "video"}:
+        fail("--episodes, --render and --video go with --evaluate RUN_DIR")
+
+    batch_size = args.num_steps * args.num_envs
+    if batch_size % args.minibatch_size:
+        fail(f"--minibatch-size {args.minibatch_size} does not divide the {batch_size} samples of "
+             f"a rollout, --num-steps × --num-envs")  # fmt: skip
+    if args.total_steps < batch_size:
+        fail(f"--total-steps {args.total_steps} is less than one rollout's {batch_size}")
+    if args.cuda and not torch.cuda.is_available():
+        fail("--cuda: no CUDA GPU that this build of torch can use; leave it out for the CPU")
+    game_settings(args.env_id)
+    if args.checkpoint_every is None:
+        args.checkpoint_every = max(1, args.total_steps // batch_size // 15)
+    if args.run_dir is None:
+        name = f"{Path(SCRIPT).stem}-{args.env_id.replace('/', '-')}-seed{args.seed}"
+        args.run_dir = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return args, checkpoint
+
+
+# --------------------------------------------------------------------------------- Environment
+
+NOOP, FIRE = 0, 1  # their places in the action set of every game that has them
+
+
+def game_settings(env_id):
+    """What gymnasium has registered under a game's id: its ROM, its sticky actions, its limit."""
+    try:
+        spec = gym.spec(env_id)
+    except gym.error.Error as e:
+        fail(f"--env-id {env_id}: {e} A game's id is like PongNoFrameskip-v4 or ALE/Pong-v5")
+    if not str(spec.entry_point).startswith("ale_py"):
+        fail(f"--env-id {env_id}: not an Atari game, such as PongNoFrameskip-v4 or ALE/Pong-v5")
+    return spec.kwargs
+
+
+class Games:
+    """N games on C++ threads, preprocessed as in [Mni+15]: 4 frames a step, of which the last two
+    are merged by their maximum, grey, 84 × 84, the last four stacked. A game starts with up to 30
+    no-ops; in games that have FIRE, it is pressed then.
+
+    A lost life ends the return but not the game. In some games the ball then waits for FIRE, so
+    the next action is FIRE, whatever the policy chose.
+
+    frames:     (N, 84, 84, 4) uint8, what the agents see now, the newest frame last
+    press_fire: (N,) bool, where the next action will be FIRE
+    """
+
+    def __init__(self, env_id, num_envs, threads, pin_memory=False, noop_max=30):
+        settings = game_settings(env_id)
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        self.envs = AtariVectorEnv(
+            settings["game"],
+            num_envs,
+            num_threads=min(threads, num_envs),
+            repeat_action_probability=settings["repeat_action_probability"],
+            full_action_space=settings["full_action_space"],
+            max_num_frames_per_episode=settings["max_num_frames_per_episode"],
+            autoreset_mode=AutoresetMode.SAME_STEP,  # no dummy step between two games
+            life_loss_info=True,  # a lost life is `terminated`, and the game goes on
+            reward_clipping=False,  # the score wants raw rewards
+            use_fire_reset=True,
+            noop_max=noop_max,
+        )
+        actions = self.envs.ale.get_action_set()
+        self.num_actions = len(actions)
+        self.has_fire = actions[FIRE] == ale_py.Action.FIRE
+        self.frames = torch.zeros(num_envs, 84, 84, 4, dtype=torch.uint8, pin_memory=pin_memory)
+
+    def reset(self, seed):
+        """Start N new games, whose course depends on `seed` (an int) and the actions alone."""
+        obs, info = self.envs.reset(seed=seed)
+        self._see(obs)
+        self.frame_numbers = info["episode_frame_number"]
+        self.scores = np.zeros(len(obs), dtype=np.int64)
+        self.lengths = np.zeros(len(obs), dtype=np.int64)
+        self.press_fire = np.zeros(len(obs), dtype=bool)
+
+    def step(self, actions):
+        """Step every game with actions (N,); one that ends starts anew within the step.
+
+        Returns (N,) rewards, raw; (N,) terminated, a life lost or the game over; (N,) truncated,
+        the frame limit met; (N, 4, 84, 84) final_obs, what a game showed last, valid only where it
+        ended; and a list of the finished games' (score, length in steps).
+        """
+        actions = np.where(self.press_fire, FIRE, actions)
+        obs, rewards, terminated, truncated, info = self.envs.step(actions)
+        self._see(obs)
+        self.scores += rewards
+        self.lengths += 1
+        over = info["episode_frame_number"] < self.frame_numbers  # it falls only at a new game
+        finished = list(zip(self.scores[over].tolist(), self.lengths[over].tolist(), strict=True))
+        self.scores[over] = self.lengths[over] = 0
+        self.frame_numbers = info["episode_frame_number"]
+        self.press_fire = terminated & ~over & self.has_fire
+        return rewards, terminated, truncated, info.get("final_obs"), finished
+
+    def _see(self, obs):
+        # (N, 4, 84, 84) -> (N, 84, 84, 4): convolutions are fastest with channels last
+        np.stack([obs[:, k] for k in range(4)], axis=-1, out=self.frames.numpy())
+
+
+class GameStart(gym.Wrapper):
+    """How a game of `Games` starts, for a scalar environment that steps single frames."""
+
+    def __init__(self, env, noop_max):
+        super().__init__(env)
+        self.noop_max = noop_max
+        self.has_fire = env.unwrapped.get_action_meanings()[FIRE] == "FIRE"
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        noops = self.np_random.integers(0, self.noop_max, endpoint=True)
+        for action in [NOOP] * noops + [FIRE] * self.has_fire:
+            obs, _, _, _, info = self.env.step(action)
+        return obs, info
+
+
+def make_scalar_env(env_id, render_mode=None, noop_max=30):
+    """One game that can be shown and recorded; (4, 84, 84) frames, the same as those of `Games`."""
+    env = GameStart(gym.make(env_id, frameskip=1, render_mode=render_mode), noop_max)
+    env = AtariPreprocessing(env, noop_max=0, frame_skip=4, screen_size=84)
+    return FrameStackObservation(env, 4, padding_type="zero")
+
+
+# ------------------------------------------------------------------------------------- Network
+
+
+class ActorCritic(nn.Module):
+    """Policy π(a|s) and value V(s), two linear heads on one convolutional trunk.
+
+    paper:  the network of [Mni+16] (arXiv:1602.01783, Sec. 8), as Sec. 6.4 says
+    nature: the network of [Mni+15] (Nature 518, p. 529), twice as wide and deeper
+    """
+
+    def __init__(self, num_actions, network="paper", orthogonal=True, bf16=False):
+        super().__init__()
+        if network == "paper":
+            convolutions = [(4, 16, 8, 4), (16, 32, 4, 2)]  # channels in, out, kernel, stride
+            flat, hidden = 32 * 9 * 9, 256
+        else:
+            convolutions = [(4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
+            flat, hidden = 64 * 7 * 7, 512
+        layers = [layer for shape in convolutions for layer in (nn.Conv2d(*shape), nn.ReLU())]
+        self.trunk = nn.Sequential(*layers, nn.Flatten(), nn.Linear(flat, hidden), nn.ReLU())
+        self.policy = nn.Linear(hidden, num_actions)
+        self.value = nn.Linear(hidden, 1)
+        self.bf16 = bf16
+        if orthogonal:  # not in the paper: Baselines' initialisation (--no-orthogonal)
+            for layer in self.modules():
+                if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                    gain = {self.policy: 0.01, self.value: 1.0}.get(layer, 2**0.5)
+                    nn.init.orthogonal_(layer.weight, gain)
+                    nn.init.zeros_(layer.bias)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, frames):
+        """frames (B, 84, 84, 4) uint8 -> logits (B, number of actions), values (B,), float32."""
+        x = frames.permute(0, 3, 1, 2).to(torch.bfloat16 if self.bf16 else torch.float32)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
+            x = self.trunk(x.mul_(1 / 255))
+        x = x.float()  # the heads stay float32 under --bf16
+        return self.policy(x), self.value(x).squeeze(-1)
+
+
+def act(net, frames):
+    """Sample a ~ π(·|s) for frames (B, 84, 84, 4). Returns a, log π(a|s) and V(s), each (B,)."""
+    logits, values = net(frames)
+    log_probs = logits.log_softmax(-1)
+    actions = torch.multinomial(log_probs.exp(), 1)
+    return actions.squeeze(-1), log_probs.gather(-1, actions).squeeze(-1), values
+
+
+# ------------------------------------------------------------------------------------- Rollout
+
+
+def make_batch(num_steps, num_envs, device):
+    """Room for one rollout, used again by every iteration. All (T, N), but values (T + 1, N) and
+    frames (T, N, 84, 84, 4). What the games tell stays on the host, the rest on the device."""
+    shape = (num_steps, num_envs)
+    return SimpleNamespace(
+        frames=torch.zeros(*shape, 84, 84, 4, dtype=torch.uint8, device=device),
+        actions=torch.zeros(shape, dtype=torch.int64, device=device),
+        log_probs=torch.zeros(shape, device=device),
+        values=torch.zeros(num_steps + 1, num_envs, device=device),  # V(s_0), ..., V(s_T)
+        chosen=torch.zeros(shape),  # 1 where the policy chose the action, 0 where FIRE was pressed
+        rewards=torch.zeros(shape),
+        terminated=torch.zeros(shape),
+        truncated=torch.zeros(shape),
+        final_values=torch.zeros(shape),  # where truncated, V of what the game showed last
+    )
+
+
+@torch.no_grad()
+def rollout(games, policy, batch):
+    """Run π_θold for T timesteps in N games, filling `batch` (Algorithm 1, line 3).
+
+    Returns (t, score, length) of each game that finished at step t = 0, ..., T - 1.
+    """
+    torch.set_num_threads(1)  # more would spin between steps and starve the emulators
+    num_steps, finished = len(batch.rewards), []
+    for t in range(num_steps):
+        batch.frames[t].copy_(games.frames, non_blocking=True)
+        batch.actions[t], batch.log_probs[t], batch.values[t] = policy(batch.frames[t])
+        batch.chosen[t] = torch.from_numpy(~games.press_fire)
+        actions = batch.actions[t].cpu().numpy()
+        rewards, terminated, truncated, final_obs, over = games.step(actions)
+        batch.rewards[t] = torch.from_numpy(rewards).sign()  # -1, 0 or 1, as in [Mni+15]
+        batch.terminated[t] = torch.from_numpy(terminated)
+        batch.truncated[t] = torch.from_numpy(truncated)
+        if truncated.any():
+            last_frames = torch.from_numpy(final_obs).permute(0, 2, 3, 1).contiguous()
+            batch.final_values[t] = policy(last_frames.to(batch.frames.device))[2].cpu()
+        finished += [(t, score, length) for score, length in over]
+    batch.values[num_steps] = policy(games.frames.to(batch.frames.device))[2]
+    return finished
+
+
+# ---------------------------------------------------------------------------------- Advantages
+
+
+def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
+    """Advantage estimates of a rollout (Eq. 11, 12). Arguments and result are (T, N).
+
+    next_values[t] is V of the true successor of step t, never of the first frames of a new game.
+    What comes after a terminated step is worth nothing; a truncated step is worth its successor's
+    value still. The sum of Eq. 11 goes past neither.
+    """
+    deltas = rewards + gamma * (1 - terminated) * next_values - values  # Eq. 12
+    goes_on = (1 - terminated) * (1 - truncated)
+    advantages = torch.zeros_like(rewards)
+    advantage = torch.zeros_like(rewards[0])
+    for t in reversed(range(len(rewards))):
+        advantage = deltas[t] + gamma * gae_lambda * goes_on[t] * advantage  # Eq. 11
+        advantages[t] = advantage
+    return advantages
+
+
+def estimate_advantages(batch, gamma, gae_lambda):
+    """Of a rollout: Â_t and the value targets V^targ_t = Â_t + V(s_t), both (T, N) on the host,
+    and the share of the targets' variance that the values explain."""
+    values = batch.values.cpu()
+    next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
+    advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated, batch.truncated,
+                     gamma, gae_lambda)  # fmt: skip
+    targets = advantages + values[:-1]
+    return advantages, targets, 1 - (advantages.var() / targets.var()).item()
+
+
+# -------------------------------------------------------------------------------------- Update
+
+
+def ppo_loss(logits, values, batch, clip_eps, vf_coef, ent_coef, norm_adv, clip_value_loss):
+    """Minus the objective of Eq. 9 on a minibatch, and five diagnostics of it, detached.
+
+    logits (M, number of actions) and values (M,) are those of θ; `batch` has, each (M,), the
+    actions, log_probs and values of θ_old, the advantages, the value targets, and chosen: 0 where
+    FIRE was pressed for the policy. Such a step says nothing of π and counts in L^VF alone.
+    """
+
+    def mean(x):
+        return (x * batch.chosen).sum() / batch.chosen.sum().clamp(min=1)
+
+    advantages = batch.advantages
+    if norm_adv:  # not in the paper: Baselines' normalisation (--no-norm-adv)
+        advantages = advantages - mean(advantages)
+        advantages = advantages / (mean(advantages.square()).sqrt() + 1e-8)
+
+    log_pi = logits.log_softmax(-1)
+    log_ratio = log_pi.gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1) - batch.log_probs
+    ratio = log_ratio.exp()  # r_t(θ), Eq. 6
+    clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
+    l_clip = mean(torch.min(ratio * advantages, clipped * advantages))  # Eq. 7
+    entropy = mean(-(log_pi.exp() * log_pi).sum(-1))  # S[π_θ]
+
+    value_errors = (values - batch.targets).square()
+    if clip_value_loss:  # not in the paper: Baselines' pessimistic choice (--clip-value-loss)
+        near = batch.values + (values - batch.values).clamp(-clip_eps, clip_eps)
+        value_errors = torch.max(value_errors, (near - batch.targets).square())
+    l_vf = value_errors.mean()  # without ½, as in the paper
+
+    objective = l_clip - vf_coef * l_vf + ent_coef * entropy  # Eq. 9
+    approx_kl = mean(ratio - 1 - log_ratio)  # KL(π_θold ‖ π_θ), Schulman's estimator k3
+    clip_fraction = mean(((ratio - 1).abs() > clip_eps).float())
+    return -objective, torch.stack((-l_clip, l_vf, entropy, approx_kl, clip_fraction)).detach()
+
+
+STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+
+
+def anneal(args, iteration, num_iterations):
+    """The step size of Adam and ε in an iteration (from 0 on): Table 5's, with α from 1 to 0."""
+    alpha = 1 - iteration / num_iterations
+    learning_rate = args.learning_rate * (1 if args.anneal == "none" else alpha)
+    return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
+
+
+def update(loss, net, optimizer, batch, advantages, targets, clip_eps, args):
+    """K epochs of minibatches of one rollout (Algorithm 1, line 6); `loss` is `ppo_loss` of `net`.
+
+    Returns the means of STATS. Raises FloatingPointError if one of them is not finite.
+    """
+    torch.set_num_threads(args.threads)
+    device = batch.frames.device
+    samples = {  # (T, N, ...) -> (T·N, ...)
+        "frames": batch.frames.flatten(0, 1),
+        "actions": batch.actions.flatten(),
+        "log_probs": batch.log_probs.flatten(),
+        "values": batch.values[:-1].flatten(),
+        "chosen": batch.chosen.flatten().to(device),
+        "advantages": advantages.flatten().to(device),
+        "targets": targets.flatten().to(device),
+    }
+    clip_eps = torch.tensor(clip_eps, device=device)
+    sums, count = torch.zeros(len(STATS), device=device), 0
+    for _ in range(args.num_epochs):
+        for indices in torch.randperm(targets.numel(), device=device).split(args.minibatch_size):
+            minibatch = {name: x.index_select(0, indices) for name, x in samples.items()}
+            minus_objective, stats = loss(SimpleNamespace(**minibatch), clip_eps)
+            optimizer.zero_grad()
+            minus_objective.backward()
+            # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
+            grad_norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
+            optimizer.step()
+            sums += torch.cat((stats, grad_norm.view(1)))
+            count += 1
+        # not in the paper: Spinning Up's early stop, off unless --target-kl is given
+        if args.target_kl and stats[STATS.index("approx_kl")] > 1.5 * args.target_kl:
+            break
+    means = dict(zip(STATS, (sums / count).tolist(), strict=True))  # the one wait for the device
+    for name, mean in means.items():
+        if not np.isfinite(mean):
+            raise FloatingPointError(f"{name} is {mean}")
+    return means
+
+
+# ------------------------------------------------------------------------------------- Records
+
+PAPER_SCORES = {  # Table 6: PPO's mean of the last 100 games, after 40 million frames
+    "beam_rider": 1590.0, "breakout": 274.8, "pong": 20.7, "qbert": 14293.3, "seaquest": 1204.5,
+    "space_invaders": 942.5,
+}  # fmt: skip
+
+
+class Records:
+    """A run's folder: config.json, episodes.csv, TensorBoard's events, checkpoints, the picture.
+
+    steps and returns: of every finished episode, the agent steps at its end and its return.
+    """
+
+    def __init__(self, args, checkpoint):
+        self.args, self.run_dir = args, Path(args.run_dir)
+        self.steps, self.returns, self.best, self.best_net = [], [], -inf, None
+        self.last_step, self.last_time, self.seconds_before = 0, time.time(), 0.0
+        path = self.run_dir / "episodes.csv"
+        try:
+            if checkpoint is None:
+                self.run_dir.mkdir(parents=True)
+                self.csv = open(path, "x")  # noqa: SIM115
+                self.csv.write("step,return,length,seconds\n")
+            else:
+                self.csv = open(path, "r+")  # noqa: SIM115
+                self.csv.truncate(checkpoint["csv_bytes"])  # what came later will come again
+                for row in csv.DictReader(self.csv):
+                    self.steps.append(int(row["step"]))
+                    self.returns.append(float(row["return"]))
+                self.best, self.last_step = checkpoint["best"], checkpoint["step"]
+                self.seconds_before = checkpoint["seconds"]
+            (self.run_dir / "config.json").write_text(json.dumps(config(args), indent=2) + "\n")
+            self.writer = SummaryWriter(self.run_dir, purge_step=self.last_step + 1)
+        except OSError as e:
+            fail(f"--run-dir {self.run_dir}: {e.strerror}")
+        self.started = self.last_line = self.last_time
+        total = args.total_steps
+        self.bar = tqdm(total=total, initial=self.last_step, unit=" steps", disable=None)
+
+    @property
+    def score(self):
+        """The paper's measure, the mean return of the last 100 episodes (fewer at first)."""
+        return float(np.mean(self.returns[-100:])) if self.returns else float("nan")
+
+    @property
+    def seconds(self):
+        return self.seconds_before + time.time() - self.started
+
+    def reached(self, goal):
+        return goal is not None and len(self.returns) >= 100 and self.score >= goal
+
+    def log(self, iteration, step, episodes, scalars, net):
+        """Record an iteration that ended at `step`: episodes (step, return, length), scalars."""
+        for end, score, length in episodes:
+            self.csv.write(f"{end},{score},{length},{self.seconds:.1f}\n")
+            self.steps.append(end)
+            self.returns.append(score)
+        self.csv.flush()
+        if episodes and self.reached(self.best):
+            self.best = self.score
+            self.best_net = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+        now = time.time()
+        speed = (step - self.last_step) / (now - self.last_time)
+        for name, value in {**scalars, "score": self.score, "steps_per_second": speed}.items():
+            self.writer.add_scalar(name, value, step)
+        self.bar.set_postfix_str(f"mean of last 100: {self.score:.1f}", refresh=False)
+        self.bar.update(step - self.last_step)
+        self.last_step, self.last_time = step, now
+        if self.bar.disable and now - self.last_line > 30:  # no terminal: a line now and then
+            self.last_line = now
+            hours = (self.args.total_steps - step) / speed / 3600
+            print(f"iteration {iteration}, step {step:,} of {self.args.total_steps:,}, "
+                  f"episode {len(self.returns)}, mean of last 100: {self.score:.1f}, "
+                  f"{speed:.0f} steps/s, {hours:.1f} h left", flush=True)  # fmt: skip
+
+    def save(self, iteration, step, net, optimizer):
+        """Write the checkpoint, the best policy so far, and the picture."""
+        about = {"script": SCRIPT, "settings": vars(self.args), "step": step}
+        if self.best_net is not None:
+            save(self.run_dir / "best.pt", {**about, "score": self.best, "net": self.best_net})
+            self.best_net = None
+        self.csv.flush()
+        progress = {"iteration": iteration, "seconds": self.seconds, "best": self.best,
+                    "csv_bytes": os.path.getsize(self.csv.name)}  # fmt: skip
+        learned = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
+        save(self.run_dir / "checkpoint.pt", {**about, **progress, **learned})
+        self.draw()
+
+    def draw(self):
+        """learning_curve.png: each episode's return, their mean over 100, the paper's score."""
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(self.steps, self.returns, ".", ms=2, alpha=0.25, label="one game")
+        if len(self.returns) >= 100:
+            means = np.convolve(self.returns, np.full(100, 1 / 100), mode="valid")
+            axes.plot(self.steps[99:], means, color="tab:blue", label="mean of the last 100")
+        published = PAPER_SCORES.get(game_settings(self.args.env_id)["game"])
+        if published is not None:
+            label = f"paper, after 10 million steps: {published}"
+            axes.axhline(published, ls="--", color="tab:gray", label=label)
+        axes.set(xlabel="agent steps (4 frames each)", ylabel="score of a game", xlim=(0, None))
+        axes.set_title(f"PPO on {self.args.env_id}, seed {self.args.seed}")
+        axes.legend(loc="upper left")
+        replace(self.run_dir / "learning_curve.png", lambda f: figure.savefig(f, dpi=120))
+
+    def close(self):
+        self.bar.close()
+        self.csv.close()
+        self.writer.close()
+
+
+def config(args):
+    """For config.json: the settings, the device, the libraries' versions, the script's hash."""
+    modules = (torch, gym, ale_py, np, matplotlib)
+    return {
+        "script": SCRIPT,
+        "sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+        "device": torch.cuda.get_device_name() if args.cuda else "cpu",
+        "versions": {module.__name__: module.__version__ for module in modules},
+        "settings": vars(args),
+    }
+
+
+def replace(path, write):
+    """Write a file beside and rename it, so that a kill at any moment leaves the old one whole."""
+    beside = path.with_name(path.name + ".tmp")
+    with open(beside, "wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def save(path, contents):
+    """Save plain data (numbers, strings, tensors, lists, dicts) whole or not at all."""
+    buffer = io.BytesIO()  # torch.save itself would hide the operating system's error
+    torch.save(contents, buffer)
+    replace(path, lambda file: file.write(buffer.getbuffer()))
+
+
+def load_checkpoint(path, task):
+    """What --resume or --evaluate needs. A checkpoint is plain data: loading it runs no code."""
+    if task == "resume":
+        path = path / "checkpoint.pt"
+    elif path.suffix != ".pt":
+        path = path / ("best.pt" if (path / "best.pt").exists() else "checkpoint.pt")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as e:
+        fail(f"--{task}: {path}: {e.strerror}; the folder of a run is wanted")
+    except Exception as e:  # whatever the reader meets in a file that is cut short or foreign
+        fail(f"--{task}: {path} is not a whole checkpoint of plain data ({type(e).__name__})")
+    if not isinstance(checkpoint, dict) or checkpoint.get("script") != SCRIPT:
+        fail(f"--{task}: {path} is not a checkpoint of {SCRIPT}")
+    return checkpoint
+
+
+def seed_of(seed, iteration):
+    """The seed, an int of 31 bits, of all that is random from a clean boundary on."""
+    return int(np.random.SeedSequence((seed, iteration)).generate_state(1)[0] >> 1)
+
+
+@torch.no_grad()
+def evaluate(args, checkpoint):
+    """Play whole games with a saved policy, sampling its actions. Returns their scores."""
+    device = torch.device("cuda" if args.cuda else "cpu")
+    torch.manual_seed(args.seed)
+    mode = "human" if args.render else "rgb_array" if args.video else None
+    try:
+        env = make_scalar_env(args.env_id, mode)
+    except Exception as e:  # no display
+        fail(f"--render: {e}", 1)
+    if args.video:
+        path = Path(args.evaluate)
+        folder = (path.parent if path.suffix == ".pt" else path) / "videos"
+        env = RecordVideo(env, str(folder), lambda episode: True, disable_logger=True)
+    meanings = env.unwrapped.get_action_meanings()
+    net = ActorCritic(len(meanings), args.network, bf16=args.bf16).to(device)
+    net.load_state_dict(checkpoint["net"])
+    scores = []
+    for game in range(args.episodes):
+        obs, info = env.reset(seed=args.seed if game == 0 else None)
+        score, length, over = 0.0, 0, False
+        lives = info["lives"]
+        while not over:
+            frames = torch.from_numpy(obs).permute(1, 2, 0).unsqueeze(0).contiguous()
+            action = act(net, frames.to(device))[0].item()
+            if info["lives"] < lives and meanings[FIRE] == "FIRE":  # as in training
+                action = FIRE
+            lives = info["lives"]
+            obs, reward, terminated, truncated, info = env.step(action)
+            score, length, over = score + reward, length + 1, terminated or truncated
+        scores.append(score)
+        print(f"game {game + 1}: score {score:g}, {length} steps", flush=True)
+    env.close()
+    print(f"{args.env_id}: {np.mean(scores):.1f} ± {np.std(scores):.1f} (mean ± std) over "
+          f"{len(scores)} games, with the policy of step {checkpoint['step']:,}")  # fmt: skip
+    return scores
+
+
+# ---------------------------------------------------------------------------------------- main
+
+
+def main(argv=None):
+    args, checkpoint = parse_args(argv)
+    if args.evaluate:
+        return evaluate(args, checkpoint)
+
+    device = torch.device("cuda" if args.cuda else "cpu")
+    torch.backends.cudnn.deterministic = True  # or a resumed run would not repeat itself
+    torch.manual_seed(args.seed)
+    games = Games(args.env_id, args.num_envs, args.threads, pin_memory=args.cuda)
+    net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
+    optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
+    batch = make_batch(args.num_steps, args.num_envs, device)
+
+    def policy(frames):
+        return act(net, frames)
+
+    def loss(minibatch, clip_eps):
+        logits, values = net(minibatch.frames)
+        return ppo_loss(logits, values, minibatch, clip_eps, args.vf_coef, args.ent_coef,
+                        args.norm_adv, args.clip_value_loss)  # fmt: skip
+
+    if args.compile:
+        mode = "reduce-overhead" if args.cuda else "default"  # the former captures CUDA graphs
+        policy, loss = torch.compile(policy, mode=mode), torch.compile(loss, mode=mode)
+
+    batch_size = args.num_steps * args.num_envs
+    num_iterations = args.total_steps // batch_size
+    iteration = 0
+    if checkpoint is not None:
+        iteration = checkpoint["iteration"]
+        net.load_state_dict(checkpoint["net"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+    records = Records(args, checkpoint)
+    size = sum(p.numel() for p in net.parameters())
+    print(f"{args.env_id}: {games.num_actions} actions; {args.network} network, {size:,} weights; "
+          f"{num_iterations} iterations of {args.num_envs} actors × {args.num_steps} steps, a "
+          f"checkpoint every {args.checkpoint_every}; {device}, {args.threads} threads; "
+          f"{args.run_dir}", flush=True)  # fmt: skip
+
+    clean = True  # at a clean boundary nothing but the checkpoint decides what follows
+    try:
+        while iteration < num_iterations and not records.reached(args.goal_score):
+            if clean or iteration % args.checkpoint_every == 0:
+                records.save(iteration, iteration * batch_size, net, optimizer)
+                seed = seed_of(args.seed, iteration)
+                torch.manual_seed(seed)
+                games.reset(seed)
+                clean = False
+
+            learning_rate, clip_eps = anneal(args, iteration, num_iterations)
+            optimizer.param_groups[0]["lr"] = learning_rate
+            finished = rollout(games, policy, batch)
+            advantages, targets, explained = estimate_advantages(batch, args.gamma, args.gae_lambda)
+            stats = update(loss, net, optimizer, batch, advantages, targets, clip_eps, args)
+
+            before, iteration = iteration * batch_size, iteration + 1
+            episodes = [(before + (t + 1) * args.num_envs, r, n) for t, r, n in finished]
+            stats |= {"explained_variance": explained, "learning_rate": learning_rate}
+            records.log(iteration, iteration * batch_size, episodes, stats, net)
+        records.save(iteration, iteration * batch_size, net, optimizer)
+    except KeyboardInterrupt:
+        records.draw()
+        print(f"\ninterrupted; python {SCRIPT} --resume {args.run_dir}", file=sys.stderr)
+        raise SystemExit(130) from None
+    except FloatingPointError as e:
+        fail(f"iteration {iteration + 1}: {e}; {args.run_dir}/checkpoint.pt is from before", 1)
+    except OSError as e:
+        fail(f"--run-dir {args.run_dir}: {e}; its last checkpoint is whole", 1)
+    finally:
+        records.close()
+    print(f"finished: {iteration * batch_size:,} steps, mean of the last 100 games "
+          f"{records.score:.1f}, {records.seconds / 60:.0f} min, {args.run_dir}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
