@@ -176,7 +176,7 @@ def parse_args(argv=None):
 
 # --------------------------------------------------------------------------------- Environment
 
-NOOP, FIRE = 0, 1  # their places in the action set of every game that has them
+FIRE = 1  # its place in the action set of every game that has it
 
 
 def game_settings(env_id):
@@ -192,8 +192,8 @@ def game_settings(env_id):
 
 class Games:
     """N games on C++ threads, preprocessed as in [Mni+15]: 4 frames a step, of which the last two
-    are merged by their maximum, grey, 84 × 84, the last four stacked. A game starts with up to 30
-    no-ops; in games that have FIRE, it is pressed then.
+    are merged by their maximum, grey, 84 × 84, the last four stacked. A game starts with FIRE, if
+    it has that action, and a random number of no-ops, below 30.
 
     A lost life ends the return but not the game. In some games the ball then waits for FIRE, so
     the next action is FIRE, whatever the policy chose.
@@ -204,7 +204,6 @@ class Games:
 
     def __init__(self, env_id, num_envs, threads, pin_memory=False, noop_max=30):
         settings = game_settings(env_id)
-        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self.envs = AtariVectorEnv(
             settings["game"],
             num_envs,
@@ -256,26 +255,20 @@ class Games:
         np.stack([obs[:, k] for k in range(4)], axis=-1, out=self.frames.numpy())
 
 
-class GameStart(gym.Wrapper):
-    """How a game of `Games` starts, for a scalar environment that steps single frames."""
-
-    def __init__(self, env, noop_max):
-        super().__init__(env)
-        self.noop_max = noop_max
-        self.has_fire = env.unwrapped.get_action_meanings()[FIRE] == "FIRE"
+class PressFireAtStart(gym.Wrapper):
+    """As `Games` does, before the no-ops; for a scalar environment that steps single frames."""
 
     def reset(self, **kwargs):
         obs, info = self.env.reset(**kwargs)
-        noops = self.np_random.integers(0, self.noop_max, endpoint=True)
-        for action in [NOOP] * noops + [FIRE] * self.has_fire:
-            obs, _, _, _, info = self.env.step(action)
+        if self.env.unwrapped.get_action_meanings()[FIRE] == "FIRE":
+            obs, _, _, _, info = self.env.step(FIRE)
         return obs, info
 
 
 def make_scalar_env(env_id, render_mode=None, noop_max=30):
     """One game that can be shown and recorded; (4, 84, 84) frames, the same as those of `Games`."""
-    env = GameStart(gym.make(env_id, frameskip=1, render_mode=render_mode), noop_max)
-    env = AtariPreprocessing(env, noop_max=0, frame_skip=4, screen_size=84)
+    env = PressFireAtStart(gym.make(env_id, frameskip=1, render_mode=render_mode))
+    env = AtariPreprocessing(env, noop_max=noop_max, frame_skip=4, screen_size=84)
     return FrameStackObservation(env, 4, padding_type="zero")
 
 
@@ -696,6 +689,7 @@ def evaluate(args, checkpoint):
 
 def main(argv=None):
     args, checkpoint = parse_args(argv)
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
     if args.evaluate:
         return evaluate(args, checkpoint)
 

@@ -1,0 +1,180 @@
+"""Learning curves of many runs in one picture, grouped by script or variant, a panel a task.
+
+  python plots/compare.py RUN_DIR ...                      runs, finished or not
+  python plots/compare.py plots/data/breakout --out NAME   committed data
+  python plots/compare.py RUN_DIR ... --keep breakout/defaults
+                                                           put runs into plots/data
+
+A run's curve at a step is the mean return of its last 100 episodes by then, the measure of the PPO
+paper. A group's curve is the mean (or the interquartile mean) over its seeds, as far as all of them
+reach, with a 95% bootstrap interval over seeds from three seeds on; thin lines are single seeds.
+Writes NAME.png and NAME.svg.
+"""
+
+import argparse
+import csv
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+DATA = Path(__file__).resolve().parent / "data"
+
+PUBLISHED = {  # task: (score, whose); PPO paper, Table 6: mean of the last 100 games of 10M steps
+    "BeamRiderNoFrameskip-v4": (1590.0, "PPO paper, 10M steps"),
+    "BreakoutNoFrameskip-v4": (274.8, "PPO paper, 10M steps"),
+    "PongNoFrameskip-v4": (20.7, "PPO paper, 10M steps"),
+    "QbertNoFrameskip-v4": (14293.3, "PPO paper, 10M steps"),
+    "SeaquestNoFrameskip-v4": (1204.5, "PPO paper, 10M steps"),
+    "SpaceInvadersNoFrameskip-v4": (942.5, "PPO paper, 10M steps"),
+}
+
+
+class Run(NamedTuple):
+    group: str
+    env_id: str
+    seed: int
+    table: np.ndarray  # (episodes, 3): step, return, length
+
+
+NO_DATE = {".svg": {"Date": None}}  # so that the same data give the same file
+
+
+def fail(message):
+    print(f"compare.py: error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def read_table(path):
+    """Columns step, return, length of an episodes.csv or a seed<k>.csv.gz; (episodes, 3)."""
+    open_it = gzip.open if path.suffix == ".gz" else open
+    with open_it(path, "rt") as file:
+        rows = [(r["step"], r["return"], r["length"]) for r in csv.DictReader(file)]
+    return np.array(rows, dtype=np.float64).reshape(-1, 3)
+
+
+def read_runs(path):
+    """The runs that a path holds: a run's folder, or kept data at any level."""
+    path = Path(path)
+    if (path / "config.json").exists():
+        config = json.loads((path / "config.json").read_text())
+        settings, group = config["settings"], Path(config["script"]).stem
+        table = read_table(path / "episodes.csv")
+        return [Run(group, settings["env_id"], settings["seed"], table)]
+    files = [path] if path.name.endswith(".csv.gz") else sorted(path.rglob("seed*.csv.gz"))
+    if not files or not path.exists():
+        fail(f"{path}: neither a run's folder (config.json, episodes.csv) nor kept data")
+    runs = []
+    for file in files:  # .../<variant>/<env-id>/seed<k>.csv.gz
+        seed = int(file.name.removeprefix("seed").removesuffix(".csv.gz"))
+        env_id = file.parent.name.replace("ALE-", "ALE/")
+        runs.append(Run(file.parent.parent.name, env_id, seed, read_table(file)))
+    return runs
+
+
+def keep(run, experiment):
+    """Put a run into plots/data/<experiment>/<variant>/<env-id>/seed<k>.csv.gz."""
+    path = DATA / experiment / run.env_id.replace("/", "-") / f"seed{run.seed}.csv.gz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
+        lines = [f"{int(s)},{r:.10g},{int(n)}" for s, r, n in run.table]
+        file.write("\n".join(["step,return,length", *lines, ""]).encode())
+    print(path)
+
+
+def curve(table, grid, window=100):
+    """Mean return of the last `window` episodes finished by each step of the grid; nan before the
+    first and after the last episode."""
+    sums = np.concatenate(([0.0], np.cumsum(table[:, 1])))
+    end = np.searchsorted(table[:, 0], grid, side="right")
+    start = np.maximum(end - window, 0)
+    means = (sums[end] - sums[start]) / np.maximum(end - start, 1)
+    outside = (end == 0) | (grid > table[-1, 0]) if len(table) else np.ones(len(grid), bool)
+    return np.where(outside, np.nan, means)
+
+
+def interquartile_mean(values):
+    """Mean of the middle half of the last axis, the outer values counted in part (rliable's)."""
+    ordered = np.sort(values, axis=-1)
+    n = ordered.shape[-1]
+    weights = np.clip(np.minimum(np.arange(1, n + 1), np.arange(n, 0, -1)) - n / 4, 0, 1)
+    return ordered @ (weights / weights.sum())
+
+
+def average(values, statistic):
+    return interquartile_mean(values) if statistic == "iqm" else values.mean(axis=-1)
+
+
+def interval(values, statistic, resamples=2000, seed=0):
+    """95% bootstrap interval over seeds; values (points, seeds) -> low, high (points,)."""
+    n = values.shape[-1]
+    picks = np.random.default_rng(seed).integers(0, n, (resamples, n))
+    means = np.stack([average(values[:, pick], statistic) for pick in picks])
+    return np.percentile(means, [2.5, 97.5], axis=0)
+
+
+def draw(runs, out, statistic="mean"):
+    """A panel a task; returns the figure, saved as out.png and out.svg."""
+    tasks = sorted({run.env_id for run in runs})
+    groups = sorted({run.group for run in runs})
+    columns = min(3, len(tasks))
+    rows = -(-len(tasks) // columns)
+    figure = Figure(figsize=(1.5 + 5.5 * columns, 4 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, env_id in zip(panels, tasks, strict=False):
+        for k, group in enumerate(groups):
+            members = [r for r in runs if (r.env_id, r.group) == (env_id, group) and len(r.table)]
+            if not members:
+                continue
+            grid = np.linspace(0, max(r.table[-1, 0] for r in members), 400)
+            curves = np.stack([curve(r.table, grid) for r in members], axis=-1)
+            color = f"C{k}"
+            everyone = ~np.isnan(curves).any(axis=-1)
+            if len(members) > 1:
+                axes.plot(grid, curves, color=color, lw=0.7, alpha=0.5)
+            means = average(curves[everyone], statistic)
+            label = f"{group}, {len(members)} seed{'s' * (len(members) > 1)}"
+            axes.plot(grid[everyone], means, color=color, lw=1.8, label=label)
+            if len(members) >= 3:
+                low, high = interval(curves[everyone], statistic)
+                axes.fill_between(grid[everyone], low, high, color=color, alpha=0.2, lw=0)
+        if env_id in PUBLISHED:
+            score, whose = PUBLISHED[env_id]
+            axes.axhline(score, ls="--", color="gray", lw=1, label=f"{whose}: {score:g}")
+        axes.set(title=env_id, xlabel="agent steps", ylabel="mean return of the last 100 episodes")
+        axes.set_xlim(left=0)
+        axes.legend(fontsize=8)
+    for axes in list(figure.axes)[len(tasks) :]:
+        axes.remove()
+    for suffix in (".png", ".svg"):
+        figure.savefig(Path(out).with_suffix(suffix), dpi=120, metadata=NO_DATE.get(suffix))
+    return figure
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("paths", nargs="+", metavar="RUN_DIR", help="or kept data")
+    parser.add_argument("--out", default="compare", help="name of the pictures")
+    parser.add_argument("--statistic", choices=("mean", "iqm"), default="mean")
+    parser.add_argument("--keep", metavar="EXPERIMENT/VARIANT", help="put the runs into plots/data")
+    args = parser.parse_args(argv)
+    runs = [run for path in args.paths for run in read_runs(path)]
+    if args.keep:
+        for run in runs:
+            keep(run, args.keep)
+        return
+    draw(runs, args.out, args.statistic)
+    for group, env_id, seed, table in sorted(runs, key=lambda run: run[:3]):
+        score = f"{table[-100:, 1].mean():.1f} at step {table[-1, 0]:,.0f}" if len(table) else "-"
+        print(f"{env_id}, {group}, seed {seed}: last 100 episodes {score}")
+    print(f"{args.out}.png, {args.out}.svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""plots/compare.py: its statistics against definitions written out, its pictures, its errors."""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "plots"))
+import compare  # noqa: E402
+
+
+def make_run(folder, seed, episodes=300, env_id="PongNoFrameskip-v4"):
+    rng = np.random.default_rng(seed)
+    folder.mkdir()
+    settings = {"env_id": env_id, "seed": seed}
+    (folder / "config.json").write_text(json.dumps({"script": "ppo_x.py", "settings": settings}))
+    steps = np.cumsum(rng.integers(1, 50, episodes))
+    lines = [f"{s},{r:.3f},10,1.0" for s, r in zip(steps, rng.normal(size=episodes), strict=True)]
+    (folder / "episodes.csv").write_text("\n".join(["step,return,length,seconds", *lines, ""]))
+    return folder
+
+
+def test_curve_is_the_mean_of_the_last_episodes_finished():
+    rng = np.random.default_rng(0)
+    table = np.column_stack(
+        (np.cumsum(rng.integers(0, 4, 40)) + 5, rng.normal(size=40), np.ones(40))
+    )
+    grid = np.arange(0, 100)
+    result = compare.curve(table, grid, window=7)
+    for step, value in zip(grid, result, strict=True):
+        done = [r for s, r, _ in table if s <= step]
+        if not done or step > table[-1, 0]:
+            assert np.isnan(value)
+        else:
+            assert value == pytest.approx(sum(done[-7:]) / len(done[-7:]))
+
+
+def test_interquartile_mean_drops_a_quarter_on_either_side():
+    assert compare.interquartile_mean(np.array([8.0, 1, 2, 100])) == pytest.approx((2 + 8) / 2)
+    # of three values a quarter is 0.75 of a value
+    assert compare.interquartile_mean(np.array([0.0, 9, 3])) == pytest.approx((3 + 9 / 4) / 1.5)
+    values = np.random.default_rng(0).normal(size=(2, 16))
+    middle = np.sort(values, axis=-1)[:, 4:12].mean(axis=-1)
+    np.testing.assert_allclose(compare.interquartile_mean(values), middle)
+
+
+@pytest.mark.parametrize("statistic", ["mean", "iqm"])
+def test_interval_covers_as_often_as_it_says(statistic):
+    """Of 300 groups of 20 normal seeds, about 95% of intervals hold the true mean."""
+    values = np.random.default_rng(1).normal(size=(300, 20))
+    low, high = compare.interval(values, statistic)
+    assert 0.88 < np.mean((low < 0) & (high > 0)) < 0.98
+
+
+def test_pictures_of_runs_of_unequal_length(tmp_path, capsys):
+    runs = [make_run(tmp_path / f"r{k}", k, episodes=300 - 80 * k) for k in range(3)]
+    runs.append(make_run(tmp_path / "none", 4, episodes=0))
+    runs.append(make_run(tmp_path / "other", 1, env_id="ALE/Breakout-v5"))
+    compare.main([*map(str, runs), "--out", str(tmp_path / "picture")])
+    picture = np.asarray(Image.open(tmp_path / "picture.png").convert("RGB"))
+    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
+    svg = (tmp_path / "picture.svg").read_text()
+    assert svg.startswith("<?xml")
+    out = capsys.readouterr().out
+    assert out.count("last 100 episodes") == 5 and "seed 4: last 100 episodes -" in out
+
+
+def test_kept_data_is_the_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "DATA", tmp_path / "data")
+    run = make_run(tmp_path / "run", 3, env_id="ALE/Breakout-v5")
+    compare.main([str(run), "--keep", "experiment/variant"])
+    path = tmp_path / "data/experiment/variant/ALE-Breakout-v5/seed3.csv.gz"
+    with gzip.open(path, "rt") as file:
+        assert file.readline() == "step,return,length\n"
+    [kept] = compare.read_runs(tmp_path / "data/experiment")
+    assert kept[:3] == ("variant", "ALE/Breakout-v5", 3)
+    np.testing.assert_array_equal(kept.table, compare.read_runs(run)[0].table)
+    first = path.read_bytes()
+    compare.main([str(run), "--keep", "experiment/variant"])
+    assert path.read_bytes() == first
+
+
+def test_a_folder_that_is_no_run_gets_one_line(tmp_path, capsys):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(SystemExit) as leaving:
+            compare.main([str(path)])
+        err = capsys.readouterr().err
+        assert leaving.value.code == 2 and str(path) in err and len(err.splitlines()) == 1
+
+
+def test_committed_data_can_be_read():
+    for path in (ROOT / "plots/data").rglob("seed*.csv.gz"):
+        [run] = compare.read_runs(path)
+        assert len(run.table) > 10 and (np.diff(run.table[:, 0]) >= 0).all()

@@ -1,0 +1,524 @@
+"""The parts of ppo_atari.py against independent references: the scalar environment, definitions
+written out, finite differences, and probe tasks with a known answer."""
+
+import functools
+import itertools
+import math
+from types import SimpleNamespace
+
+import ale_py
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+import ppo_atari
+from ppo_atari import FIRE, ActorCritic, Games, act, gae, make_batch, make_scalar_env, rollout
+
+GAMES = ["Breakout", "Pong", "Seaquest", "SpaceInvaders", "Freeway", "MontezumaRevenge"]
+
+
+def settings(*flags):
+    return ppo_atari.parse_args(list(flags))[0]
+
+
+# --------------------------------------------------------------------------------- Environment
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_games_play_as_the_scalar_environment(name):
+    """Same actions: same frames, rewards, lost lives, game ends, scores and lengths."""
+    env_id = f"{name}NoFrameskip-v4"
+    games = Games(env_id, num_envs=2, threads=2, noop_max=0)
+    games.reset(seed=7)
+    scalars = [make_scalar_env(env_id, noop_max=0) for _ in range(2)]
+    starts = [env.reset() for env in scalars]
+    obs, infos = [s[0] for s in starts], [s[1] for s in starts]
+    has_fire = scalars[0].unwrapped.get_action_meanings()[FIRE] == "FIRE"
+    raw, lengths, fire = [0.0, 0.0], [0, 0], [False, False]
+    rng = np.random.default_rng(3)
+    lost = ended = 0
+    for _ in range(900):
+        assert games.press_fire.tolist() == fire
+        actions = rng.integers(0, games.num_actions, 2)
+        rewards, terminated, truncated, final_obs, finished = games.step(actions)
+        expected_finished = []
+        for i, env in enumerate(scalars):
+            lives = infos[i]["lives"]
+            action = FIRE if fire[i] else actions[i]
+            obs[i], reward, over, cut, infos[i] = env.step(action)
+            assert (rewards[i], truncated[i]) == (reward, cut)
+            life_lost = infos[i]["lives"] < lives
+            assert terminated[i] == (over or life_lost)
+            raw[i] += reward
+            lengths[i] += 1
+            fire[i] = has_fire and life_lost and not over
+            lost += life_lost
+            if over or cut:
+                np.testing.assert_array_equal(final_obs[i], obs[i])
+                expected_finished.append((raw[i], lengths[i]))
+                raw[i], lengths[i] = 0.0, 0
+                obs[i], infos[i] = env.reset()
+                ended += 1
+            np.testing.assert_array_equal(games.frames[i].numpy(), obs[i].transpose(1, 2, 0))
+        assert finished == expected_finished
+    if name in ("Breakout", "Seaquest", "SpaceInvaders"):
+        assert lost > ended > 0
+
+
+def test_a_game_starts_with_fire_and_a_random_number_of_noops():
+    games = Games("BreakoutNoFrameskip-v4", num_envs=8, threads=2)
+    games.reset(seed=11)
+    noops = games.frame_numbers - 1  # the other frame is that of FIRE
+    assert 0 <= noops.min() < noops.max() < 30
+    env = make_scalar_env("BreakoutNoFrameskip-v4", noop_max=30)
+    for i, n in enumerate(noops[noops > 0]):
+        env.unwrapped.np_random = SimpleNamespace(integers=lambda low, high, n=n: n)
+        frames = games.frames[noops > 0][i].numpy()
+        np.testing.assert_array_equal(frames, env.reset()[0].transpose(1, 2, 0))
+
+
+def test_reset_in_mid_game_equals_a_new_process():
+    """Exact resume rests on this."""
+    rng = np.random.default_rng(0)
+    actions = rng.integers(0, 4, (300, 3))
+    seen = []
+    for warm_up in (0, 137):
+        games = Games("ALE/Breakout-v5", num_envs=3, threads=2)  # sticky actions are random too
+        games.reset(seed=1)
+        for a in actions[:warm_up]:
+            games.step(a)
+        games.reset(seed=5)
+        trace = []
+        for a in actions:
+            rewards, terminated, _, _, finished = games.step(a)
+            trace.append((games.frames.sum(dtype=torch.int64).item(), rewards.tolist(),
+                          terminated.tolist(), finished))  # fmt: skip
+        seen.append(trace)
+    assert seen[0] == seen[1]
+
+
+def test_sticky_actions_are_those_of_the_id():
+    assert ppo_atari.game_settings("BreakoutNoFrameskip-v4")["repeat_action_probability"] == 0
+    assert ppo_atari.game_settings("ALE/Breakout-v5")["repeat_action_probability"] == 0.25
+    traces = []
+    for env_id in ("BreakoutNoFrameskip-v4", "ALE/Breakout-v5"):
+        courses = []
+        for seed in (1, 2):  # with no random start, only sticky actions depend on the seed
+            games = Games(env_id, num_envs=1, threads=1, noop_max=0)
+            games.reset(seed=seed)
+            rng = np.random.default_rng(0)
+            courses.append([games.step(rng.integers(0, 4, 1)) and games.frames.clone()
+                            for _ in range(50)])  # fmt: skip
+        traces.append(all(torch.equal(a, b) for a, b in zip(*courses, strict=True)))
+    assert traces == [True, False]
+
+
+def test_a_truncated_game_bootstraps_from_what_it_showed_last(monkeypatch):
+    """At the frame limit the batch holds V(final frames), not V(first frames of the next game)."""
+    short = ppo_atari.game_settings("PongNoFrameskip-v4") | {"max_num_frames_per_episode": 99}
+    monkeypatch.setattr(ppo_atari, "game_settings", lambda env_id: short)
+    games = Games("PongNoFrameskip-v4", num_envs=2, threads=1, noop_max=0)
+    games.reset(seed=1)
+    batch = make_batch(60, 2, torch.device("cpu"))
+
+    def policy(frames):  # its "value" names the frames exactly
+        assert frames.stride()[-1] == 1
+        v = frames.double().mul(torch.arange(1, frames[0].numel() + 1).view(frames[0].shape))
+        v = (v.sum((1, 2, 3)) % 1009).float()
+        return torch.zeros(len(frames), dtype=torch.int64), torch.zeros(len(frames)), v
+
+    rollout(games, policy, batch)
+    t = int(batch.truncated[:, 0].nonzero()[0])
+    assert t == 24  # 99 frames: one of FIRE, then 4 a step
+    assert not batch.terminated.any()
+    make = functools.partial(gym.make, max_num_frames_per_episode=99)
+    monkeypatch.setattr(ppo_atari.gym, "make", make)
+    env = make_scalar_env("PongNoFrameskip-v4", noop_max=0)
+    env.reset()
+    for _ in range(t + 1):
+        obs, _, terminated, truncated, _ = env.step(0)
+    assert truncated and not terminated
+    expected = policy(torch.from_numpy(obs).permute(1, 2, 0).unsqueeze(0).contiguous())[2]
+    assert batch.final_values[t, 0] == expected != batch.values[t + 1, 0]
+
+    _, targets, _ = ppo_atari.estimate_advantages(batch, 0.5, 0.9)
+    torch.testing.assert_close(targets[t, 0], batch.rewards[t, 0] + 0.5 * expected[0])
+
+
+def test_rollout_stores_what_happened():
+    games = Games("BreakoutNoFrameskip-v4", num_envs=4, threads=2)
+    games.reset(seed=3)
+    torch.manual_seed(0)
+    net = ActorCritic(games.num_actions)
+    batch = make_batch(200, 4, torch.device("cpu"))
+    finished = rollout(games, lambda frames: act(net, frames), batch)
+
+    twin = Games("BreakoutNoFrameskip-v4", num_envs=4, threads=1)
+    twin.reset(seed=3)
+    expected = []
+    for t in range(200):
+        torch.testing.assert_close(batch.frames[t], twin.frames, rtol=0, atol=0)
+        assert batch.chosen[t].tolist() == (~twin.press_fire).tolist()
+        rewards, terminated, truncated, _, over = twin.step(batch.actions[t].numpy())
+        assert batch.rewards[t].tolist() == np.sign(rewards).tolist()
+        assert batch.terminated[t].tolist() == terminated.tolist()
+        expected += [(t, score, length) for score, length in over]
+    assert finished == expected != []
+    assert 0 < (1 - batch.chosen).sum() <= batch.terminated.sum()
+    with torch.no_grad():
+        logits, values = net(batch.frames.flatten(0, 1))
+        last_value = net(twin.frames)[1]
+    log_probs = torch.distributions.Categorical(logits=logits).log_prob(batch.actions.flatten())
+    torch.testing.assert_close(batch.log_probs.flatten(), log_probs)
+    torch.testing.assert_close(batch.values[:-1].flatten(), values)
+    torch.testing.assert_close(batch.values[-1], last_value)
+
+
+# ------------------------------------------------------------------------------------- Network
+
+
+@pytest.mark.parametrize("network, weights", [
+    ("paper", 16 * (4 * 64 + 1) + 32 * (16 * 16 + 1) + 256 * (2592 + 1) + 5 * (256 + 1)),
+    ("nature", 32 * (4 * 64 + 1) + 64 * (32 * 16 + 1) + 64 * (64 * 9 + 1) + 512 * (3136 + 1)
+     + 5 * (512 + 1)),
+])  # fmt: skip
+def test_networks_are_the_published_ones(network, weights):
+    torch.manual_seed(0)
+    net = ActorCritic(4, network)
+    assert sum(p.numel() for p in net.parameters()) == weights
+    logits, values = net(torch.randint(0, 256, (3, 84, 84, 4), dtype=torch.uint8))
+    assert logits.shape == (3, 4) and values.shape == (3,)
+    for layer in net.modules():
+        if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
+            w = layer.weight.flatten(1)
+            w = w if w.shape[0] <= w.shape[1] else w.T
+            gain = 0.01 if layer is net.policy else 1 if layer is net.value else math.sqrt(2)
+            torch.testing.assert_close(w @ w.T, gain**2 * torch.eye(len(w)), rtol=0, atol=1e-4)
+            assert not layer.bias.any()
+
+
+def test_forward_scales_pixels_to_one_and_bf16_is_close():
+    torch.manual_seed(0)
+    net = ActorCritic(6, "paper", orthogonal=False)
+    frames = torch.randint(0, 256, (5, 84, 84, 4), dtype=torch.uint8)
+    x = net.trunk((frames.double() / 255).float().permute(0, 3, 1, 2))
+    logits, values = net(frames)
+    torch.testing.assert_close(logits, net.policy(x))
+    torch.testing.assert_close(values, net.value(x)[:, 0])
+    net.bf16 = True
+    rounded, _ = net(frames)
+    assert rounded.dtype == torch.float32
+    assert 0 < (rounded - logits).abs().max() < 0.02
+
+
+def test_act_samples_the_softmax_policy():
+    torch.manual_seed(0)
+    logits = torch.tensor([0.0, 1.0, -1.0])
+    actions, log_probs, values = act(
+        lambda frames: (logits.expand(20_000, 3), frames), torch.arange(20_000)
+    )
+    pi = logits.exp() / logits.exp().sum()
+    frequencies = torch.bincount(actions, minlength=3) / 20_000
+    assert (frequencies - pi).abs().max() < 4 * 0.5 / math.sqrt(20_000)
+    torch.testing.assert_close(log_probs, pi.log()[actions])
+    assert torch.equal(values, torch.arange(20_000))
+
+
+# ---------------------------------------------------------------------------------- Advantages
+
+
+def test_gae_is_eq_11_with_ends_in_every_place():
+    """Every pattern of going on, terminated, truncated over 5 steps: 243 actors, one each."""
+    patterns = torch.tensor(list(itertools.product((0, 1, 2), repeat=5))).T
+    terminated, truncated = (patterns == 1).double(), (patterns == 2).double()
+    rng = torch.Generator().manual_seed(0)
+    rewards, values, next_values = torch.randn(3, 5, 243, dtype=torch.float64, generator=rng)
+    gamma, lam = 0.9, 0.7
+    result = gae(rewards, values, next_values, terminated, truncated, gamma, lam)
+    for n in range(243):
+        for t in range(5):
+            advantage = 0.0
+            for k in range(t, 5):  # Â_t = Σ_k (γλ)^(k−t) δ_k, up to the end of the episode
+                successor = 0.0 if terminated[k, n] else next_values[k, n].item()
+                delta = rewards[k, n].item() + gamma * successor - values[k, n].item()
+                advantage += (gamma * lam) ** (k - t) * delta
+                if terminated[k, n] or truncated[k, n]:
+                    break
+            assert result[t, n].item() == pytest.approx(advantage, abs=1e-12)
+
+
+def test_gae_at_its_two_ends():
+    """λ = 1 is the discounted return minus the value (Eq. 10), λ = 0 is δ."""
+    rewards, values = torch.randn(2, 6, 1, dtype=torch.float64)
+    values_now, next_values = values, torch.cat((values[1:], torch.ones(1, 1)))
+    zero = torch.zeros(6, 1)
+    monte_carlo = gae(rewards, values_now, next_values, zero, zero, 0.9, 1.0)
+    returns = sum(0.9**k * rewards[k, 0] for k in range(6)) + 0.9**6
+    torch.testing.assert_close(monte_carlo[0, 0], returns - values[0, 0])
+    one_step = gae(rewards, values_now, next_values, zero, zero, 0.9, 0.0)
+    torch.testing.assert_close(one_step, rewards + 0.9 * next_values - values_now)
+
+
+def test_estimate_advantages_picks_the_true_successor():
+    """Value of a task of reward 1 a step, cut after step 1 and terminated after step 3."""
+    batch = make_batch(5, 1, torch.device("cpu"))
+    batch.rewards += 1
+    batch.values[:, 0] = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    batch.truncated[1] = batch.terminated[3] = 1
+    batch.final_values[1] = 10
+    advantages, targets, explained = ppo_atari.estimate_advantages(batch, 0.5, 0.0)
+    successors = torch.tensor([[2.0], [10.0], [4.0], [0.0], [6.0]])
+    torch.testing.assert_close(targets, 1 + 0.5 * successors)
+    torch.testing.assert_close(advantages, targets - batch.values[:-1])
+    assert explained == pytest.approx(1 - (advantages.var() / targets.var()).item())
+
+
+# -------------------------------------------------------------------------------------- Update
+
+
+def random_minibatch(size=12, actions=3):
+    rng = torch.Generator().manual_seed(1)
+    logits = torch.randn(size, actions, dtype=torch.float64, generator=rng)
+    values, old_values, advantages, targets = torch.randn(
+        4, size, dtype=torch.float64, generator=rng
+    )
+    batch = SimpleNamespace(
+        actions=torch.randint(actions, (size,), generator=rng),
+        values=old_values,
+        advantages=advantages,
+        targets=targets,
+        chosen=torch.ones(size, dtype=torch.float64),
+    )
+    batch.chosen[2::5] = 0
+    drift = torch.linspace(-0.5, 0.5, size, dtype=torch.float64)[
+        torch.randperm(size, generator=rng)
+    ]
+    log_pi = logits.log_softmax(-1).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
+    batch.log_probs = log_pi - drift  # ratios from 0.6 to 1.6, for advantages of both signs
+    return logits, values, batch
+
+
+def reference_loss(logits, values, b, eps, c1, c2, norm_adv, clip_value_loss):
+    """Eq. 6, 7 and 9, one sample after the other."""
+    own = [i for i in range(len(values)) if b.chosen[i]]
+    advantages = b.advantages.tolist()
+    if norm_adv:
+        mean = sum(advantages[i] for i in own) / len(own)
+        std = math.sqrt(sum((advantages[i] - mean) ** 2 for i in own) / len(own))
+        advantages = [(a - mean) / (std + 1e-8) for a in advantages]
+    l_clip = entropy = kl = outside = l_vf = 0.0
+    for i in own:
+        row = logits[i].tolist()
+        log_z = math.log(sum(math.exp(x) for x in row))
+        log_pi = [x - log_z for x in row]
+        ratio = math.exp(log_pi[b.actions[i]] - b.log_probs[i].item())
+        clipped = min(max(ratio, 1 - eps), 1 + eps)
+        l_clip += min(ratio * advantages[i], clipped * advantages[i]) / len(own)
+        entropy -= sum(math.exp(x) * x for x in log_pi) / len(own)
+        kl += (ratio - 1 - math.log(ratio)) / len(own)
+        outside += (abs(ratio - 1) > eps) / len(own)
+    for i, v in enumerate(values.tolist()):
+        old, target = b.values[i].item(), b.targets[i].item()
+        error = (v - target) ** 2
+        if clip_value_loss:
+            near = old + min(max(v - old, -eps), eps)
+            error = max(error, (near - target) ** 2)
+        l_vf += error / len(values)
+    return -(l_clip - c1 * l_vf + c2 * entropy), (-l_clip, l_vf, entropy, kl, outside)
+
+
+@pytest.mark.parametrize("norm_adv", [False, True])
+@pytest.mark.parametrize("clip_value_loss", [False, True])
+def test_loss_and_gradient_are_eq_9(norm_adv, clip_value_loss):
+    logits, values, batch = random_minibatch()
+    args = (0.2, 0.7, 0.03, norm_adv, clip_value_loss)
+    logits.requires_grad_(), values.requires_grad_()
+    loss, stats = ppo_atari.ppo_loss(logits, values, batch, *args)
+    expected, expected_stats = reference_loss(logits, values, batch, *args)
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+    assert stats.tolist() == pytest.approx(expected_stats, rel=1e-9, abs=1e-12)
+    assert 0 < expected_stats[4] < 1  # some ratios clipped, some not
+    loss.backward()
+    h = 1e-6
+    for tensor in (logits, values):
+        for k in range(tensor.numel()):
+            ends = []
+            for shift in (h, -h):
+                moved = tensor.detach().clone()
+                moved.view(-1)[k] += shift
+                now = (moved, values) if tensor is logits else (logits, moved)
+                ends.append(reference_loss(*now, batch, *args)[0])
+            slope = (ends[0] - ends[1]) / (2 * h)
+            assert tensor.grad.view(-1)[k].item() == pytest.approx(slope, abs=1e-7)
+
+
+def test_a_pressed_fire_teaches_the_value_alone():
+    logits, values, batch = random_minibatch()
+    logits.requires_grad_(), values.requires_grad_()
+    ppo_atari.ppo_loss(logits, values, batch, 0.2, 0.5, 0.01, True, False)[0].backward()
+    assert (logits.grad[[2, 7]] == 0).all() and (logits.grad.abs().sum(-1) > 0).sum() > 4
+    assert (values.grad[[2, 7]] != 0).all()
+
+
+def test_clipped_value_loss_holds_the_value():
+    """Beyond ε of the old value on the way to the target, there is no gradient any more."""
+    logits, _, batch = random_minibatch(size=3)
+    batch.values = torch.zeros(3, dtype=torch.float64)
+    batch.targets = torch.ones(3, dtype=torch.float64)
+    values = torch.tensor([0.05, 0.3, -0.3], dtype=torch.float64, requires_grad=True)
+    ppo_atari.ppo_loss(logits, values, batch, 0.1, 1.0, 0.0, False, True)[0].backward()
+    assert values.grad[0] < 0 and values.grad[1] == 0 and values.grad[2] < 0
+
+
+def test_annealing_of_table_5():
+    both, lr_only, none = (settings("--anneal", a) for a in ("both", "learning-rate", "none"))
+    for iteration, alpha in ((0, 1.0), (500, 0.5), (999, 0.001)):
+        assert ppo_atari.anneal(both, iteration, 1000) == pytest.approx(
+            (2.5e-4 * alpha, 0.1 * alpha)
+        )
+        assert ppo_atari.anneal(lr_only, iteration, 1000) == pytest.approx((2.5e-4 * alpha, 0.1))
+        assert ppo_atari.anneal(none, iteration, 1000) == pytest.approx((2.5e-4, 0.1))
+
+
+def test_defaults_are_table_5():
+    args = settings()
+    assert (args.num_steps, args.learning_rate, args.num_epochs) == (128, 2.5e-4, 3)
+    assert (args.minibatch_size, args.gamma, args.gae_lambda, args.num_envs) == (256, 0.99, 0.95, 8)
+    assert (args.clip_eps, args.vf_coef, args.ent_coef, args.anneal) == (0.1, 1, 0.01, "both")
+    assert (args.network, args.total_steps) == ("paper", 10_000_000)
+
+
+class UpdateLog:
+    """Runs `update` on random frames and keeps what each minibatch gave."""
+
+    def __init__(self, *flags, learning_rate=2.5e-4, spoil=None):
+        args = settings("--num-envs", "4", "--num-steps", "16", "--minibatch-size", "16", *flags)
+        torch.manual_seed(0)
+        self.net = ActorCritic(3)
+        self.net.policy.weight.data.mul_(100)  # a policy that is not nearly uniform
+        optimizer = torch.optim.Adam(self.net.parameters(), learning_rate, fused=True)
+        batch = make_batch(16, 4, torch.device("cpu"))
+        batch.frames.random_(0, 256)
+        batch.chosen += 1
+        with torch.no_grad():
+            for t in range(16):
+                batch.actions[t], batch.log_probs[t], batch.values[t] = act(
+                    self.net, batch.frames[t]
+                )
+        targets = torch.randn(16, 4)
+        advantages = targets - batch.values[:-1]
+        self.seen, self.stats, self.before = [], [], [p.clone() for p in self.net.parameters()]
+
+        def loss(minibatch, clip_eps):
+            self.seen.append(minibatch.targets)
+            value, stats = ppo_atari.ppo_loss(
+                *self.net(minibatch.frames), minibatch, clip_eps, 1.0, 0.01, True, False
+            )
+            self.stats.append(stats)
+            return (value * spoil if spoil else value), (stats * spoil if spoil else stats)
+
+        self.targets = targets.flatten()
+        self.means = ppo_atari.update(
+            loss, self.net, optimizer, batch, advantages, targets, 0.1, args
+        )
+
+
+def test_first_minibatch_has_ratio_one_and_later_ones_move():
+    log = UpdateLog()
+    first = dict(zip(ppo_atari.STATS, log.stats[0].tolist(), strict=False))
+    assert first["approx_kl"] == pytest.approx(0, abs=1e-6) and first["clip_fraction"] == 0
+    assert first["policy_loss"] == pytest.approx(0, abs=1e-5)  # normalised advantages, ratio 1
+    assert log.stats[-1][3] > 1e-6
+    assert log.means["value_loss"] == pytest.approx(
+        float(np.mean([s[1].item() for s in log.stats])), rel=1e-5
+    )
+
+
+def test_every_epoch_sees_every_sample_once_in_a_new_order():
+    log = UpdateLog("--num-epochs", "3")
+    assert len(log.seen) == 3 * 4
+    epochs = [torch.cat(log.seen[4 * k : 4 * k + 4]) for k in range(3)]
+    for epoch in epochs:
+        assert torch.equal(epoch.sort().values, log.targets.sort().values)
+    assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[0], log.targets)
+
+
+def test_target_kl_ends_the_epochs():
+    assert len(UpdateLog("--num-epochs", "5", "--target-kl", "1e-9").seen) == 4
+    assert len(UpdateLog("--num-epochs", "5", "--target-kl", "1e9").seen) == 20
+
+
+def test_gradient_norm_is_clipped():
+    def first_step(flag):
+        log = UpdateLog("--num-epochs", "1", "--max-grad-norm", flag, learning_rate=1e-3)
+        return log.means["grad_norm"], log.net
+
+    norm, net = first_step("1e-3")
+    clipped = math.sqrt(sum(p.grad.square().sum().item() for p in net.parameters()))
+    assert norm > 1e-3 >= clipped * 0.999
+    norm, net = first_step("0")  # off
+    assert math.sqrt(sum(p.grad.square().sum().item() for p in net.parameters())) > 1e-2
+
+
+def test_update_refuses_a_loss_that_is_not_finite():
+    with pytest.raises(FloatingPointError, match="policy_loss is nan"):
+        UpdateLog(spoil=math.nan)
+
+
+# --------------------------------------------------------------------------------------- Probes
+
+
+class Signal:
+    """A probe: a bright half of the picture says which of two actions earns 1; the other, −1.
+
+    A return lasts one step, so the value of every state is 1 once the policy knows.
+    """
+
+    num_actions = 2
+
+    def __init__(self, num_envs):
+        self.frames = torch.zeros(num_envs, 84, 84, 4, dtype=torch.uint8)
+        self.press_fire = np.zeros(num_envs, dtype=bool)
+        self.rng = np.random.default_rng(0)
+        self._draw()
+
+    def _draw(self):
+        self.right = self.rng.integers(0, 2, len(self.frames))
+        self.frames.zero_()
+        for i, side in enumerate(self.right):
+            self.frames[i, :, 42 * side : 42 * side + 42] = 255
+
+    def step(self, actions):
+        rewards = np.where(actions == self.right, 5, -5).astype(np.int32)
+        self._draw()
+        ends = np.ones(len(actions), dtype=bool)
+        return rewards, ends, ~ends, None, [(int(r), 1) for r in rewards]
+
+
+def test_probe_a_pixel_policy_learns_what_the_picture_says():
+    args = settings("--num-envs", "16", "--num-steps", "16", "--minibatch-size", "64",
+                    "--learning-rate", "1e-3")  # fmt: skip
+    torch.manual_seed(0)
+    games, net = Signal(16), ActorCritic(2)
+    optimizer = torch.optim.Adam(net.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    batch = make_batch(16, 16, torch.device("cpu"))
+
+    def loss(minibatch, clip_eps):
+        return ppo_atari.ppo_loss(
+            *net(minibatch.frames), minibatch, clip_eps, 1.0, 0.01, True, False
+        )
+
+    for _ in range(15):
+        rollout(games, lambda frames: act(net, frames), batch)
+        advantages, targets, _ = ppo_atari.estimate_advantages(batch, 0.99, 0.95)
+        ppo_atari.update(loss, net, optimizer, batch, advantages, targets, 0.2, args)
+    rollout(games, lambda frames: act(net, frames), batch)
+    assert batch.rewards.mean() > 0.9
+    assert (batch.values[:-1] - 1).abs().mean() < 0.25
+
+
+def test_the_emulator_has_the_actions_the_script_presses():
+    assert ale_py.Action.FIRE.value == FIRE
+    assert Games("BreakoutNoFrameskip-v4", 1, 1).has_fire
+    assert not Games("FreewayNoFrameskip-v4", 1, 1).has_fire

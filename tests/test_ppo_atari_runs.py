@@ -1,0 +1,409 @@
+"""ppo_atari.py as a user runs it: records, exact resume, evaluation, and what bad input gets."""
+
+import csv
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import ppo_atari
+
+ROOT = Path(__file__).parent.parent
+SMALL = ["--num-envs", "2", "--num-steps", "16", "--minibatch-size", "16", "--num-epochs", "1",
+         "--threads", "1"]  # fmt: skip
+SHORT_GAMES = (  # truncated after 40 steps, to see many games in little time
+    "settings = ppo_atari.game_settings\n"
+    "limit = {'max_num_frames_per_episode': 160}\n"
+    "ppo_atari.game_settings = lambda env_id: settings(env_id) | limit\n"
+)
+
+
+def start(*flags, before=""):
+    """Start the script as a process; `before` is Python run ahead of it in the same process."""
+    code = f"import ppo_atari, os, signal\n{before}\nppo_atari.main()"
+    command = [sys.executable, "-c", code] if before else [sys.executable, "ppo_atari.py"]
+    return subprocess.Popen([*command, *map(str, flags)], cwd=ROOT, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+
+
+def run(*flags, before="", status=0):
+    """Run it to the end; returns (standard output, standard error)."""
+    process = start(*flags, before=before)
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == status, err
+    return out, err
+
+
+def one_line(err, *words):
+    """Standard error is one line that holds these words."""
+    assert len(err.strip().splitlines()) == 1 and "Traceback" not in err, err
+    for word in words:
+        assert str(word) in err
+    return True
+
+
+def rows(run_dir):
+    with open(run_dir / "episodes.csv") as file:
+        return [
+            (int(r["step"]), float(r["return"]), int(r["length"])) for r in csv.DictReader(file)
+        ]
+
+
+def same_run(a, b):
+    """Parameters, Adam's state and episodes equal, bit for bit."""
+    first, second = (torch.load(d / "checkpoint.pt", weights_only=True) for d in (a, b))
+    assert first["step"] == second["step"]
+    for name, tensor in first["net"].items():
+        assert torch.equal(tensor, second["net"][name]), name
+    for k, state in first["optimizer"]["state"].items():
+        for name, tensor in state.items():
+            assert torch.equal(tensor, second["optimizer"]["state"][k][name])
+    assert rows(a) == rows(b) != []
+    return True
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A short run, with what it printed."""
+    run_dir = tmp_path_factory.mktemp("runs") / "run"
+    out, err = run(*SMALL, "--total-steps", 3200, "--checkpoint-every", 50, "--run-dir", run_dir)
+    assert err == ""
+    return run_dir, out
+
+
+# ------------------------------------------------------------------------------------- Records
+
+
+def test_a_run_leaves_its_records(finished):
+    run_dir, out = finished
+    assert "finished: 3,200 steps" in out and str(run_dir) in out
+    names = {p.name for p in run_dir.iterdir() if not p.name.startswith("events.out.tfevents")}
+    assert names == {"config.json", "episodes.csv", "checkpoint.pt", "learning_curve.png"}
+
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["settings"]["num_envs"] == 2 and config["versions"]["torch"] == torch.__version__
+    assert len(config["sha256"]) == 64 and config["device"] == "cpu"
+
+    text = (run_dir / "episodes.csv").read_text().splitlines()
+    assert text[0] == "step,return,length,seconds" and len(text) > 4
+    ends = [step for step, _, _ in rows(run_dir)]
+    assert ends == sorted(ends) and ends[-1] <= 3200 and all(step % 2 == 0 for step in ends)
+
+    events = EventAccumulator(str(run_dir))
+    events.Reload()
+    scalars = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    assert set(scalars) == {*ppo_atari.STATS, "explained_variance", "learning_rate", "score",
+                            "steps_per_second"}  # fmt: skip
+    assert [e.step for e in scalars["entropy"]] == list(range(32, 3201, 32))
+    assert 0 < scalars["entropy"][-1].value <= np.log(4) + 1e-6
+    rates = [e.value for e in scalars["learning_rate"]]
+    assert rates == pytest.approx([2.5e-4 * (1 - k / 100) for k in range(100)])
+
+
+def test_episodes_between_clean_boundaries_add_up(finished):
+    """Lengths: between two resets of the games no step is lost and none counted twice."""
+    run_dir, _ = finished
+    per_actor = {}
+    for step, _, length in rows(run_dir):
+        per_actor.setdefault((step - 1) // 1600, []).append(length)
+    assert all(sum(lengths) <= 1600 for lengths in per_actor.values())
+    assert max(sum(lengths) for lengths in per_actor.values()) > 800
+
+
+def test_the_picture_shows_games_and_the_paper(finished, tmp_path):
+    """Dots in blue and the paper's grey line; drawn with 100 games or more, the mean too."""
+    run_dir, _ = finished
+    picture = np.asarray(Image.open(run_dir / "learning_curve.png").convert("RGB")).astype(int)
+    assert picture.shape == (540, 960, 3)
+    assert ((picture[..., 2] - picture[..., 0]) > 30).sum() > 20
+    assert (np.abs(picture - 127).max(-1) < 3).sum() > 200
+
+
+def test_import_does_nothing(tmp_path):
+    before = sorted(p.name for p in ROOT.iterdir())
+    done = subprocess.run([sys.executable, "-c", "import ppo_atari"], cwd=ROOT, text=True,
+                          capture_output=True, check=True)  # fmt: skip
+    assert (done.stdout, done.stderr) == ("", "")
+    assert {p.name for p in ROOT.iterdir()} - set(before) <= {"__pycache__"}
+
+
+def test_goal_score_stops_and_saves(tmp_path):
+    run_dir = tmp_path / "run"
+    flags = [*SMALL, "--total-steps", 10**6, "--goal-score", -1, "--run-dir", run_dir]
+    out, _ = run(*flags, before=SHORT_GAMES)
+    returns = [r for _, r, _ in rows(run_dir)]
+    assert 100 <= len(returns) <= 102 and "finished" in out
+    best, last = (torch.load(run_dir / f, weights_only=True) for f in ("best.pt", "checkpoint.pt"))
+    assert best["step"] == last["step"] and best["score"] == np.mean(returns[-100:])
+    assert all(torch.equal(best["net"][name], last["net"][name]) for name in last["net"])
+    out, _ = run("--resume", run_dir)
+    assert "finished" in out and [r for _, r, _ in rows(run_dir)] == returns
+
+
+def test_best_is_the_best_policy_of_all(tmp_path):
+    """best.pt holds the highest mean of 100 games that the run has seen, not the last."""
+    run_dir = tmp_path / "run"
+    flags = [*SMALL, "--total-steps", 32 * 150, "--checkpoint-every", 60, "--run-dir", run_dir]
+    run(*flags, before=SHORT_GAMES)
+    table = rows(run_dir)
+    ends = [step for step, _, _ in table]
+    means = {}
+    for step in range(32, 32 * 150 + 1, 32):  # after every iteration
+        done = sum(end <= step for end in ends)
+        if done >= 100 and any(step - 32 < end <= step for end in ends):
+            means[step] = np.mean([r for _, r, _ in table[done - 100 : done]])
+    best = torch.load(run_dir / "best.pt", weights_only=True)
+    assert best["score"] == max(means.values()) == means[best["step"]]
+
+
+# -------------------------------------------------------------------------------------- Resume
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path):
+    """SIGKILL at random moments, and once between writing a checkpoint and renaming it."""
+    flags = [*SMALL, "--total-steps", 32 * 120, "--checkpoint-every", 12]
+    run(*flags, "--run-dir", tmp_path / "whole", before=SHORT_GAMES)
+    broken = tmp_path / "broken"
+    half_written = (
+        "replace, calls = os.replace, []\n"
+        "def die(source, target):\n"
+        "    calls.append(target)\n"
+        "    if 'checkpoint' in str(target) and len(calls) > 4:\n"
+        "        os.truncate(source, os.path.getsize(source) // 2)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    replace(source, target)\n"
+        "os.replace = die\n"
+    )
+    died = {"status": -signal.SIGKILL, "before": SHORT_GAMES + half_written}
+    run(*flags, "--run-dir", broken, **died)
+    assert (broken / "checkpoint.pt.tmp").exists()
+    kills = 0
+    while True:
+        size = os.path.getsize(broken / "episodes.csv")
+        process = start("--resume", broken, before=SHORT_GAMES)
+        while process.poll() is None and os.path.getsize(broken / "episodes.csv") <= size:
+            time.sleep(0.01)  # until it has got further than the one before
+        time.sleep(np.random.default_rng().uniform(0, 0.5))
+        if kills < 3:
+            process.kill()
+        process.communicate(timeout=240)
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL
+        kills += 1
+        with open(broken / "episodes.csv", "a") as file:
+            file.write("99999,1")  # a row cut short
+    assert kills >= 1 and same_run(tmp_path / "whole", broken)
+    assert not (broken / "checkpoint.pt.tmp").exists()
+
+
+def test_resume_of_a_finished_run_says_so_and_can_be_prolonged(finished, tmp_path):
+    run_dir, _ = finished
+    before = rows(run_dir)
+    out, err = run("--resume", run_dir)
+    assert "finished: 3,200 steps" in out and err == "" and rows(run_dir) == before
+    out, _ = run("--resume", run_dir, "--total-steps", 3520)
+    assert "finished: 3,520 steps" in out
+    assert rows(run_dir)[: len(before)] == before and len(rows(run_dir)) > len(before)
+
+
+def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
+    run_dir = tmp_path / "run"
+    process = start(*SMALL, "--total-steps", 10**6, "--run-dir", run_dir)
+    while not (run_dir / "episodes.csv").exists() or len(rows(run_dir)) < 3:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    os.remove(run_dir / "learning_curve.png")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and one_line(err, f"ppo_atari.py --resume {run_dir}")
+    assert (run_dir / "learning_curve.png").stat().st_size > 10_000
+    assert (run_dir / "episodes.csv").read_text().endswith("\n")
+    torch.load(run_dir / "checkpoint.pt", weights_only=True)
+
+
+# ---------------------------------------------------------------------------------- Evaluation
+
+
+def test_evaluate_prints_whole_games_and_records_a_video(finished):
+    run_dir, _ = finished
+    before = {p.name: p.stat().st_mtime_ns for p in run_dir.iterdir()}
+    out, err = run("--evaluate", run_dir, "--episodes", 2, "--video")
+    assert err == ""
+    scores = [float(s) for s in re.findall(r"game \d: score (\d+), \d+ steps", out)]
+    assert len(scores) == 2
+    assert f"{np.mean(scores):.1f} ± {np.std(scores):.1f}" in out
+    videos = sorted((run_dir / "videos").glob("*.mp4"))
+    assert len(videos) == 2 and all(v.stat().st_size > 5000 for v in videos)
+    assert {p.name: p.stat().st_mtime_ns for p in run_dir.iterdir() if p.name != "videos"} == before
+    again, _ = run("--evaluate", run_dir / "checkpoint.pt", "--episodes", 2)
+    assert again == out  # the same seed, the same games
+
+
+def test_evaluate_plays_the_policy_that_it_was_given(finished, tmp_path, capsys):
+    """A policy that only ever waits, one that only ever moves left: the games differ."""
+    checkpoint = torch.load(finished[0] / "checkpoint.pt", weights_only=True)
+    outcomes = []
+    for action in (0, 3):
+        checkpoint["net"]["policy.weight"].zero_()
+        checkpoint["net"]["policy.bias"] = 50.0 * torch.nn.functional.one_hot(
+            torch.tensor(action), 4
+        )
+        torch.save(checkpoint, tmp_path / "x.pt")
+        scores = ppo_atari.main(["--evaluate", str(tmp_path / "x.pt"), "--episodes", "2"])
+        outcomes.append((scores, capsys.readouterr().out))
+    assert outcomes[0][1] != outcomes[1][1]
+    assert all(len(scores) == 2 for scores, _ in outcomes)
+
+
+# ----------------------------------------------------------------------------------- Bad input
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--env-id", "NoSuchGame-v4"], ["--env-id", "NoSuchGame"]),
+    (["--env-id", "CartPole-v1"], ["--env-id", "not an Atari game"]),
+    (["--minibatch-size", "300"], ["--minibatch-size", "1024"]),
+    (["--minibatch-size", "0"], ["--minibatch-size", "at least 1"]),
+    (["--total-steps", "1000"], ["--total-steps", "1024"]),
+    (["--num-envs", "0"], ["--num-envs", "at least 1"]),
+    (["--num-envs", "two"], ["--num-envs", "two"]),
+    (["--gamma", "1.01"], ["--gamma", "from 0 to 1"]),
+    (["--gae-lambda", "nan"], ["--gae-lambda", "nan"]),
+    (["--learning-rate", "-1"], ["--learning-rate", "at least 0"]),
+    (["--learning-rate", "inf"], ["--learning-rate", "inf"]),
+    (["--clip-eps", "-0.1"], ["--clip-eps"]),
+    (["--seed", "-1"], ["--seed"]),
+    (["--network", "resnet"], ["--network", "paper", "nature"]),
+    (["--threads", "0"], ["--threads"]),
+    (["--no-such-flag"], ["--no-such-flag"]),
+    (["--render"], ["--render", "--evaluate"]),
+    (["--resume", "DIR/none"], ["--resume", "DIR/none"]),
+    (["--evaluate", "DIR/none"], ["--evaluate", "DIR/none"]),
+    (["--run-dir", "DIR"], ["--run-dir", "DIR", "exists"]),
+    (["--run-dir", "DIR/file/run"], ["--run-dir", "DIR/file/run"]),
+])  # fmt: skip
+def test_bad_input_gets_one_line_and_status_2(flags, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("in the way")
+    here = str(tmp_path)
+    with pytest.raises(SystemExit) as leaving:
+        ppo_atari.main([flag.replace("DIR", here) for flag in flags])
+    assert leaving.value.code == 2
+    assert one_line(capsys.readouterr().err, *(word.replace("DIR", here) for word in words))
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_cuda(tmp_path, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        ppo_atari.main(["--cuda", "--run-dir", str(tmp_path / "run")])
+    assert leaving.value.code == 2 and one_line(capsys.readouterr().err, "--cuda")
+    assert not (tmp_path / "run").exists()
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("evil",)
+
+
+@pytest.mark.parametrize("task", ["resume", "evaluate"])
+@pytest.mark.parametrize("kind, word", [
+    ("cut short", "whole"), ("empty", "whole"), ("code", "plain data"),
+    ("foreign", "not a checkpoint"), ("other script", "not a checkpoint of ppo_atari.py"),
+])  # fmt: skip
+def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    whole = (finished[0] / "checkpoint.pt").read_bytes()
+    path = tmp_path / "checkpoint.pt"
+    if kind == "other script":
+        torch.save(torch.load(finished[0] / "checkpoint.pt") | {"script": "dqn.py"}, path)
+    elif kind == "foreign":
+        torch.save([1, 2, 3], path)
+    else:
+        path.write_bytes({"cut short": whole[: len(whole) // 2], "empty": b"",
+                          "code": pickle.dumps(Evil())}[kind])  # fmt: skip
+    with pytest.raises(SystemExit) as leaving:
+        ppo_atari.main([f"--{task}", str(tmp_path)])
+    assert leaving.value.code == 2
+    assert one_line(capsys.readouterr().err, f"--{task}", path, word)
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+@pytest.mark.parametrize(
+    "flag", [["--env-id", "PongNoFrameskip-v4"], ["--gamma", "0.9"], ["--bf16"]]
+)
+def test_resume_refuses_other_settings(flag, finished, capsys):
+    for task in ("--resume", "--evaluate"):
+        with pytest.raises(SystemExit) as leaving:
+            ppo_atari.main([task, str(finished[0]), *flag])
+        assert leaving.value.code == 2
+        assert one_line(capsys.readouterr().err, flag[0], "leave it out")
+
+
+# ---------------------------------------------------------------------------- Broken while running
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+    """Spoiled after 10 iterations: the checkpoint is from before, and no record shows a nan."""
+    spoil = (
+        "loss, calls = ppo_atari.ppo_loss, []\n"
+        "def spoiled(*args):\n"
+        "    calls.append(1)\n"
+        "    objective, stats = loss(*args)\n"
+        "    return (objective * float('nan'), stats) if len(calls) > 20 else (objective, stats)\n"
+        "ppo_atari.ppo_loss = spoiled"
+    )
+    run_dir = tmp_path / "run"
+    flags = [*SMALL, "--total-steps", 3200, "--checkpoint-every", 4, "--run-dir", run_dir]
+    _, err = run(*flags, before=spoil, status=1)
+    assert one_line(err, "iteration 11", "is nan", run_dir)
+    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    assert checkpoint["iteration"] == 8
+    assert all(tensor.isfinite().all() for tensor in checkpoint["net"].values())
+
+
+def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_whole(tmp_path):
+    """The system refuses files over 9 MB, so Adam's state no longer fits after the first update."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (5_000_000,) * 2)"
+    run_dir = tmp_path / "run"
+    flags = [*SMALL, "--total-steps", 3200, "--checkpoint-every", 4, "--run-dir", run_dir]
+    _, err = run(*flags, before=limit, status=1)
+    assert one_line(err, "--run-dir", "File too large")
+    assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 0
+
+
+def test_other_games_run(tmp_path):
+    """Without lives or without FIRE, with many actions, with sticky actions."""
+    for env_id in ("FreewayNoFrameskip-v4", "MontezumaRevengeNoFrameskip-v4", "ALE/Pong-v5"):
+        run_dir = tmp_path / env_id
+        ppo_atari.main(
+            [*SMALL, "--total-steps", "64", "--env-id", env_id, "--run-dir", str(run_dir)]
+        )
+        assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["step"] == 64
+
+
+@pytest.mark.parametrize("flags", [["--network", "nature", "--clip-value-loss"], ["--bf16"]])
+def test_other_settings_run(flags, tmp_path, capsys):
+    ppo_atari.main([*SMALL, "--total-steps", "64", *flags, "--run-dir", str(tmp_path / "run")])
+    assert "finished: 64 steps" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_compile_gives_the_same_run(tmp_path):
+    for name, flags in (("eager", []), ("compiled", ["--compile"])):
+        run(*SMALL, "--total-steps", 640, *flags, "--run-dir", tmp_path / name)
+    first, second = (torch.load(tmp_path / d / "checkpoint.pt", weights_only=True)["net"]
+                     for d in ("eager", "compiled"))  # fmt: skip
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=0, atol=2e-3)
