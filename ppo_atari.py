@@ -24,8 +24,10 @@ import hashlib
 import io
 import json
 import os
+import signal
 import sys
 import time
+import warnings
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -586,7 +588,7 @@ class Records:
             axes.axhline(published, ls="--", color="tab:gray", label=label)
         axes.set(xlabel="agent steps (4 frames each)", ylabel="score of a game", xlim=(0, None))
         axes.set_title(f"PPO on {self.args.env_id}, seed {self.args.seed}")
-        axes.legend(loc="upper left")
+        axes.legend(loc="upper left", markerscale=5)
         replace(self.run_dir / "learning_curve.png", lambda f: figure.savefig(f, dpi=120))
 
     def close(self):
@@ -631,7 +633,8 @@ def load_checkpoint(path, task):
     elif path.suffix != ".pt":
         path = path / ("best.pt" if (path / "best.pt").exists() else "checkpoint.pt")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as e:
         fail(f"--{task}: {path}: {e.strerror}; the folder of a run is wanted")
     except Exception as e:  # whatever the reader meets in a file that is cut short or foreign
@@ -727,9 +730,18 @@ def main(argv=None):
           f"checkpoint every {args.checkpoint_every}; {device}, {args.threads} threads; "
           f"{args.run_dir}", flush=True)  # fmt: skip
 
+    interrupts = []
+
+    def interrupt(*_):  # Ctrl-C: finish the iteration, so that the records are complete
+        interrupts.append(True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second one does not wait
+
+    handler_before = signal.signal(signal.SIGINT, interrupt)
     clean = True  # at a clean boundary nothing but the checkpoint decides what follows
     try:
-        while iteration < num_iterations and not records.reached(args.goal_score):
+        while (
+            iteration < num_iterations and not records.reached(args.goal_score) and not interrupts
+        ):
             if clean or iteration % args.checkpoint_every == 0:
                 records.save(iteration, iteration * batch_size, net, optimizer)
                 seed = seed_of(args.seed, iteration)
@@ -747,17 +759,20 @@ def main(argv=None):
             episodes = [(before + (t + 1) * args.num_envs, r, n) for t, r, n in finished]
             stats |= {"explained_variance": explained, "learning_rate": learning_rate}
             records.log(iteration, iteration * batch_size, episodes, stats, net)
-        records.save(iteration, iteration * batch_size, net, optimizer)
-    except KeyboardInterrupt:
-        records.draw()
-        print(f"\ninterrupted; python {SCRIPT} --resume {args.run_dir}", file=sys.stderr)
-        raise SystemExit(130) from None
+        if interrupts:
+            records.draw()
+        else:
+            records.save(iteration, iteration * batch_size, net, optimizer)
     except FloatingPointError as e:
         fail(f"iteration {iteration + 1}: {e}; {args.run_dir}/checkpoint.pt is from before", 1)
     except OSError as e:
         fail(f"--run-dir {args.run_dir}: {e}; its last checkpoint is whole", 1)
     finally:
         records.close()
+        signal.signal(signal.SIGINT, handler_before)
+    if interrupts:
+        print(f"interrupted; go on with: python {SCRIPT} --resume {args.run_dir}", file=sys.stderr)
+        raise SystemExit(130)
     print(f"finished: {iteration * batch_size:,} steps, mean of the last 100 games "
           f"{records.score:.1f}, {records.seconds / 60:.0f} min, {args.run_dir}")  # fmt: skip
 

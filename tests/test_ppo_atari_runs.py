@@ -227,9 +227,15 @@ def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
     os.remove(run_dir / "learning_curve.png")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and one_line(err, f"ppo_atari.py --resume {run_dir}")
+    assert process.returncode == 130, err
+    assert one_line(err, f"ppo_atari.py --resume {run_dir}")
     assert (run_dir / "learning_curve.png").stat().st_size > 10_000
     assert (run_dir / "episodes.csv").read_text().endswith("\n")
+    events = EventAccumulator(str(run_dir))
+    events.Reload()
+    assert events.Scalars("score")[-1].value == pytest.approx(
+        np.mean([r for _, r, _ in rows(run_dir)][-100:])
+    )
     torch.load(run_dir / "checkpoint.pt", weights_only=True)
 
 
