@@ -1,12 +1,14 @@
-"""PPO on Atari games, from pixels (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
+r"""PPO on Atari games, from pixels (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
 
-Algorithm 1  PPO, Actor-Critic Style                                           here
-  for iteration = 1, 2, ... do                                                 main
-      for actor = 1, 2, ..., N do                                              all N at once
-          run policy π_θold in the environment for T timesteps                 rollout
-          compute advantage estimates Â_1, ..., Â_T                            estimate_advantages
-      optimize surrogate L wrt θ, with K epochs and minibatch size M ≤ NT      update
-      θ_old ← θ                                                            the next rollout's θ
+Algorithm 1  PPO, Actor-Critic Style                                         here
+1  for iteration = 1, 2, ... do                                              main
+2      for actor = 1, 2, ..., N do                                           all N at once
+3          run policy π_θold in the environment for T timesteps              rollout
+4          compute advantage estimates Â_1, ..., Â_T                         estimate_advantages
+5      end for
+6      optimize surrogate L wrt θ, with K epochs and minibatch size M ≤ NT   update
+7      θ_old ← θ                                                             the next rollout's θ
+8  end for
 
 The defaults are the paper's Table 5, on Breakout: 10 million agent steps, 40 million frames.
 
@@ -14,8 +16,8 @@ The defaults are the paper's Table 5, on Breakout: 10 million agent steps, 40 mi
   python ppo_atari.py --cuda --compile              train, on a GPU
   python ppo_atari.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_atari.py --evaluate RUN_DIR --render   watch what it learned; --video records it
-  python ppo_atari.py --network nature --num-epochs 4 --vf-coef 0.25 --clip-value-loss
-                                                    the settings of OpenAI's Baselines
+  python ppo_atari.py --network nature --num-epochs 4 --vf-coef 0.25 --clip-value-loss \
+      --anneal learning-rate                        the settings of OpenAI's Baselines
 """
 
 import argparse
@@ -26,8 +28,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 import warnings
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +65,11 @@ class Parser(argparse.ArgumentParser):
         fail(message)
 
 
+class Help(argparse.ArgumentDefaultsHelpFormatter):
+    def _get_help_string(self, action):  # no "(default: None)"
+        return action.help if action.default in (None, False) else super()._get_help_string(action)
+
+
 def number(kind, low, high=inf):
     """A type for argparse: a finite int or float from low to high."""
 
@@ -78,27 +87,29 @@ def number(kind, low, high=inf):
 # fmt: off
 def make_parser():
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False,
-                    formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    count, positive, fraction = number(int, 1), number(float, 0), number(float, 0, 1)
+                    formatter_class=Help)
+    count, not_negative, fraction = number(int, 1), number(float, 0), number(float, 0, 1)
     switch = argparse.BooleanOptionalAction
 
     add = parser.add_argument_group("the task").add_argument
     add("--env-id", default="BreakoutNoFrameskip-v4", help="gymnasium's id of an Atari game")
-    add("--seed", type=number(int, 0), default=1, help="of network, policy, minibatches and games")
+    add("--seed", type=number(int, 0, 2**63 - 1), default=1,
+        help="of the network, the actions, the minibatches and the games")
     add("--total-steps", type=count, default=10_000_000, help="agent steps, of 4 frames each")
 
     add = parser.add_argument_group("Table 5 of the paper, in its order").add_argument
     add("--num-steps", type=count, default=128, help="T, the horizon of a rollout")
-    add("--learning-rate", type=positive, default=2.5e-4, help="Adam's step size, times α")
+    add("--learning-rate", type=not_negative, default=2.5e-4,
+        help="Adam's step size, times α: see --anneal")
     add("--num-epochs", type=count, default=3, help="K, passes over a rollout (Baselines: 4)")
     add("--minibatch-size", type=count, default=32 * 8, help="M")
     add("--gamma", type=fraction, default=0.99, help="γ, the discount")
     add("--gae-lambda", type=fraction, default=0.95, help="λ of GAE")
     add("--num-envs", type=count, default=8, help="N, the number of actors")
-    add("--clip-eps", type=positive, default=0.1, help="ε of Eq. 7, times α")
-    add("--vf-coef", type=positive, default=1.0, help="c1 of Eq. 9, whose L^VF is (V - V^targ)²; "
-        "Baselines writes ½ before the square, so its 0.5 is 0.25 here")
-    add("--ent-coef", type=positive, default=0.01, help="c2 of Eq. 9")
+    add("--clip-eps", type=not_negative, default=0.1, help="ε of Eq. 7, times α")
+    add("--vf-coef", type=not_negative, default=1.0, help="c1 of Eq. 9, where L^VF is "
+        "(V - V^targ)²; Baselines writes ½ before the square, so its 0.5 is 0.25 here")
+    add("--ent-coef", type=not_negative, default=0.01, help="c2 of Eq. 9")
     add("--anneal", choices=("both", "learning-rate", "none"), default="both",
         help="what α multiplies, falling from 1 to 0 (Baselines and CleanRL keep ε as it is)")
     add("--network", choices=("paper", "nature"), default="paper",
@@ -107,11 +118,9 @@ def make_parser():
     add = parser.add_argument_group("not in the paper; in OpenAI's Baselines").add_argument
     add("--norm-adv", action=switch, default=True, help="normalise each minibatch's advantages")
     add("--orthogonal", action=switch, default=True, help="orthogonal init, small policy head")
-    add("--max-grad-norm", type=positive, default=0.5, help="clip the gradient's norm; 0: do not")
-    add("--adam-eps", type=positive, default=1e-5, help="Adam's ε (PyTorch: 1e-8)")
+    add("--max-grad-norm", type=not_negative, default=0.5, help="of the gradient; 0: any")
+    add("--adam-eps", type=not_negative, default=1e-5, help="Adam's ε (PyTorch: 1e-8)")
     add("--clip-value-loss", action=switch, default=False, help="hold V within ε of its old value")
-    add("--target-kl", type=positive, help="end an iteration's epochs once the approximate KL "
-        "exceeds 1.5 times this (Spinning Up's, not Baselines')")
 
     add = parser.add_argument_group("the machine").add_argument
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -122,10 +131,10 @@ def make_parser():
 
     add = parser.add_argument_group("the run").add_argument
     add("--run-dir", help="a new folder (default: one under runs/, named after the run)")
-    add("--checkpoint-every", type=count, help="in iterations (default: 15 times in a run)")
+    add("--checkpoint-every", type=count, help="in iterations (default: about 15 times in a run)")
     add("--goal-score", type=number(float, -inf), help="stop once the mean of 100 games is this")
-    add("--resume", metavar="RUN_DIR", help="go on with its settings; --total-steps, --goal-score, "
-        "--cuda and --threads can be said anew")
+    add("--resume", metavar="RUN_DIR", help="go on with its settings, of which --total-steps (and "
+        "with it α), --goal-score, --cuda and --threads can be changed")
     add("--evaluate", metavar="RUN_DIR", help="play whole games with its best policy (or give a "
         ".pt file); learn nothing")
     add("--episodes", type=count, default=10, help="games to evaluate")
@@ -134,9 +143,9 @@ def make_parser():
     return parser
 # fmt: on
 
-SAID_ANEW = {
+CHANGEABLE = {
     "resume": {"total_steps", "goal_score", "cuda", "threads"},
-    "evaluate": {"episodes", "render", "video", "seed", "cuda", "threads"},
+    "evaluate": {"episodes", "render", "video", "seed", "cuda"},
 }
 
 
@@ -144,18 +153,21 @@ def parse_args(argv=None):
     """The settings, checked, and the checkpoint that --resume or --evaluate names, or None."""
     parser = make_parser()
     args = parser.parse_args(argv)
+    # parsed once more, without defaults: what is then set was typed
     unset = argparse.Namespace(**dict.fromkeys(vars(args)))
     given = {k: v for k, v in vars(parser.parse_args(argv, unset)).items() if v is not None}
     flag = {name: "--" + name.replace("_", "-") for name in vars(args)}
 
     checkpoint = None
-    task = "resume" if args.resume else "evaluate" if args.evaluate else None
+    task = next((task for task in CHANGEABLE if task in given), None)
     if task is not None:
-        for name in given.keys() - SAID_ANEW[task] - {task}:
+        for name in given.keys() - CHANGEABLE[task] - {task}:
             fail(f"{flag[name]}: --{task} takes it from the checkpoint; leave it out")
         checkpoint = load_checkpoint(Path(given[task]), task)
-        here = {"run_dir": given[task]} if task == "resume" else {"cuda": False, "run_dir": None}
+        here = {"run_dir": given[task]} if task == "resume" else {"cuda": False}
         args = argparse.Namespace(**{**vars(args), **checkpoint["settings"], **here, **given})
+        if args.render and args.video:
+            fail("--render, --video: a window or a recording, not both at once")
     elif given.keys() & {"episodes", "render", "video"}:
         fail("--episodes, --render and --video go with --evaluate RUN_DIR")
 
@@ -198,7 +210,8 @@ class Games:
     it has that action, and a random number of no-ops, below 30.
 
     A lost life ends the return but not the game. In some games the ball then waits for FIRE, so
-    the next action is FIRE, whatever the policy chose.
+    the next action is FIRE, whatever the policy chose. None of this is in the PPO paper, but such
+    is its testbed, the Arcade Learning Environment, since [Mni+15].
 
     frames:     (N, 84, 84, 4) uint8, what the agents see now, the newest frame last
     press_fire: (N,) bool, where the next action will be FIRE
@@ -253,7 +266,8 @@ class Games:
         return rewards, terminated, truncated, info.get("final_obs"), finished
 
     def _see(self, obs):
-        # (N, 4, 84, 84) -> (N, 84, 84, 4): convolutions are fastest with channels last
+        # (N, 4, 84, 84) -> (N, 84, 84, 4): convolutions are fastest with channels last, and this
+        # is the fastest way to get them
         np.stack([obs[:, k] for k in range(4)], axis=-1, out=self.frames.numpy())
 
 
@@ -281,7 +295,7 @@ class ActorCritic(nn.Module):
     """Policy π(a|s) and value V(s), two linear heads on one convolutional trunk.
 
     paper:  the network of [Mni+16] (arXiv:1602.01783, Sec. 8), as Sec. 6.4 says
-    nature: the network of [Mni+15] (Nature 518, p. 529), twice as wide and deeper
+    nature: the network of [Mni+15] (Nature 518, Methods), wider and deeper
     """
 
     def __init__(self, num_actions, network="paper", orthogonal=True, bf16=False):
@@ -317,9 +331,10 @@ class ActorCritic(nn.Module):
 def act(net, frames):
     """Sample a ~ π(·|s) for frames (B, 84, 84, 4). Returns a, log π(a|s) and V(s), each (B,)."""
     logits, values = net(frames)
-    log_probs = logits.log_softmax(-1)
-    actions = torch.multinomial(log_probs.exp(), 1)
-    return actions.squeeze(-1), log_probs.gather(-1, actions).squeeze(-1), values
+    gumbel = -torch.empty_like(logits).exponential_().log()
+    actions = (logits + gumbel).argmax(-1, keepdim=True)  # a sample from the softmax of logits
+    log_probs = logits.log_softmax(-1).gather(-1, actions)
+    return actions.squeeze(-1), log_probs.squeeze(-1), values
 
 
 # ------------------------------------------------------------------------------------- Rollout
@@ -327,18 +342,21 @@ def act(net, frames):
 
 def make_batch(num_steps, num_envs, device):
     """Room for one rollout, used again by every iteration. All (T, N), but values (T + 1, N) and
-    frames (T, N, 84, 84, 4). What the games tell stays on the host, the rest on the device."""
+    frames (T, N, 84, 84, 4). What the games tell stays on the host, where 128 tiny steps of `gae`
+    are cheapest; what the network reads and says is on its device."""
     shape = (num_steps, num_envs)
     return SimpleNamespace(
         frames=torch.zeros(*shape, 84, 84, 4, dtype=torch.uint8, device=device),
         actions=torch.zeros(shape, dtype=torch.int64, device=device),
         log_probs=torch.zeros(shape, device=device),
         values=torch.zeros(num_steps + 1, num_envs, device=device),  # V(s_0), ..., V(s_T)
-        chosen=torch.zeros(shape),  # 1 where the policy chose the action, 0 where FIRE was pressed
+        by_policy=torch.zeros(shape),  # 0 where FIRE was pressed whatever the policy chose
         rewards=torch.zeros(shape),
         terminated=torch.zeros(shape),
         truncated=torch.zeros(shape),
         final_values=torch.zeros(shape),  # where truncated, V of what the game showed last
+        advantages=torch.zeros(shape),
+        targets=torch.zeros(shape),
     )
 
 
@@ -353,10 +371,10 @@ def rollout(games, policy, batch):
     for t in range(num_steps):
         batch.frames[t].copy_(games.frames, non_blocking=True)
         batch.actions[t], batch.log_probs[t], batch.values[t] = policy(batch.frames[t])
-        batch.chosen[t] = torch.from_numpy(~games.press_fire)
-        actions = batch.actions[t].cpu().numpy()
+        batch.by_policy[t] = torch.from_numpy(~games.press_fire)
+        actions = batch.actions[t].cpu().numpy()  # waits for the device, so frames may change now
         rewards, terminated, truncated, final_obs, over = games.step(actions)
-        batch.rewards[t] = torch.from_numpy(rewards).sign()  # -1, 0 or 1, as in [Mni+15]
+        batch.rewards[t] = torch.from_numpy(rewards).sign()  # not in the paper: [Mni+15]'s clipping
         batch.terminated[t] = torch.from_numpy(terminated)
         batch.truncated[t] = torch.from_numpy(truncated)
         if truncated.any():
@@ -388,14 +406,17 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 
 def estimate_advantages(batch, gamma, gae_lambda):
-    """Of a rollout: Â_t and the value targets V^targ_t = Â_t + V(s_t), both (T, N) on the host,
-    and the share of the targets' variance that the values explain."""
+    """Fill in the advantages Â_t and value targets V^targ_t of a rollout (Algorithm 1, line 4).
+
+    Returns the explained variance: the share of the targets' variance that the values account for.
+    """
     values = batch.values.cpu()
     next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
-    advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated, batch.truncated,
-                     gamma, gae_lambda)  # fmt: skip
-    targets = advantages + values[:-1]
-    return advantages, targets, 1 - (advantages.var() / targets.var()).item()
+    batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
+                           batch.truncated, gamma, gae_lambda)  # fmt: skip
+    batch.targets = batch.advantages + values[:-1]  # V^targ; the paper leaves it open
+    unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
+    return 1 - unexplained.item()
 
 
 # -------------------------------------------------------------------------------------- Update
@@ -405,12 +426,12 @@ def ppo_loss(logits, values, batch, clip_eps, vf_coef, ent_coef, norm_adv, clip_
     """Minus the objective of Eq. 9 on a minibatch, and five diagnostics of it, detached.
 
     logits (M, number of actions) and values (M,) are those of θ; `batch` has, each (M,), the
-    actions, log_probs and values of θ_old, the advantages, the value targets, and chosen: 0 where
-    FIRE was pressed for the policy. Such a step says nothing of π and counts in L^VF alone.
+    actions, log_probs and values of θ_old, advantages, targets, and by_policy: 0 where FIRE was
+    pressed whatever the policy chose. Such a step says nothing of π and counts in L^VF alone.
     """
 
     def mean(x):
-        return (x * batch.chosen).sum() / batch.chosen.sum().clamp(min=1)
+        return (x * batch.by_policy).sum() / batch.by_policy.sum().clamp(min=1)
 
     advantages = batch.advantages
     if norm_adv:  # not in the paper: Baselines' normalisation (--no-norm-adv)
@@ -425,13 +446,14 @@ def ppo_loss(logits, values, batch, clip_eps, vf_coef, ent_coef, norm_adv, clip_
     entropy = mean(-(log_pi.exp() * log_pi).sum(-1))  # S[π_θ]
 
     value_errors = (values - batch.targets).square()
-    if clip_value_loss:  # not in the paper: Baselines' pessimistic choice (--clip-value-loss)
+    if clip_value_loss:  # not in the paper: Baselines takes the larger of two errors, that of V
+        # and that of V held within ε of its old value (off unless --clip-value-loss)
         near = batch.values + (values - batch.values).clamp(-clip_eps, clip_eps)
         value_errors = torch.max(value_errors, (near - batch.targets).square())
     l_vf = value_errors.mean()  # without ½, as in the paper
 
     objective = l_clip - vf_coef * l_vf + ent_coef * entropy  # Eq. 9
-    approx_kl = mean(ratio - 1 - log_ratio)  # KL(π_θold ‖ π_θ), Schulman's estimator k3
+    approx_kl = mean(ratio - 1 - log_ratio)  # of KL(π_θold ‖ π_θ): joschu.net/blog/kl-approx, k3
     clip_fraction = mean(((ratio - 1).abs() > clip_eps).float())
     return -objective, torch.stack((-l_clip, l_vf, entropy, approx_kl, clip_fraction)).detach()
 
@@ -446,39 +468,33 @@ def anneal(args, iteration, num_iterations):
     return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
 
 
-def update(loss, net, optimizer, batch, advantages, targets, clip_eps, args):
-    """K epochs of minibatches of one rollout (Algorithm 1, line 6); `loss` is `ppo_loss` of `net`.
+def update(loss, net, optimizer, batch, clip_eps, args):
+    """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    Returns the means of STATS. Raises FloatingPointError if one of them is not finite.
+    loss(minibatch, ε) runs `net` and returns `ppo_loss`. Returns the means of STATS and the norm of
+    the weights; FloatingPointError if one of them is not finite.
     """
     torch.set_num_threads(args.threads)
     device = batch.frames.device
-    samples = {  # (T, N, ...) -> (T·N, ...)
-        "frames": batch.frames.flatten(0, 1),
-        "actions": batch.actions.flatten(),
-        "log_probs": batch.log_probs.flatten(),
-        "values": batch.values[:-1].flatten(),
-        "chosen": batch.chosen.flatten().to(device),
-        "advantages": advantages.flatten().to(device),
-        "targets": targets.flatten().to(device),
-    }
+    names = ("frames", "actions", "log_probs", "by_policy", "advantages", "targets")
+    samples = {name: getattr(batch, name).flatten(0, 1).to(device) for name in names}  # (T·N, ...)
+    samples["values"] = batch.values[:-1].flatten()
     clip_eps = torch.tensor(clip_eps, device=device)
     sums, count = torch.zeros(len(STATS), device=device), 0
     for _ in range(args.num_epochs):
-        for indices in torch.randperm(targets.numel(), device=device).split(args.minibatch_size):
+        order = torch.randperm(batch.targets.numel(), device=device)
+        for indices in order.split(args.minibatch_size):
             minibatch = {name: x.index_select(0, indices) for name, x in samples.items()}
-            minus_objective, stats = loss(SimpleNamespace(**minibatch), clip_eps)
             optimizer.zero_grad()
+            minus_objective, stats = loss(SimpleNamespace(**minibatch), clip_eps)
             minus_objective.backward()
             # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
             grad_norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
             optimizer.step()
             sums += torch.cat((stats, grad_norm.view(1)))
             count += 1
-        # not in the paper: Spinning Up's early stop, off unless --target-kl is given
-        if args.target_kl and stats[STATS.index("approx_kl")] > 1.5 * args.target_kl:
-            break
-    means = dict(zip(STATS, (sums / count).tolist(), strict=True))  # the one wait for the device
+    means = dict(zip(STATS, (sums / count).tolist(), strict=True))  # waits for the device
+    means["weight_norm"] = nn.utils.get_total_norm(list(net.parameters())).item()
     for name, mean in means.items():
         if not np.isfinite(mean):
             raise FloatingPointError(f"{name} is {mean}")
@@ -501,27 +517,42 @@ class Records:
 
     def __init__(self, args, checkpoint):
         self.args, self.run_dir = args, Path(args.run_dir)
-        self.steps, self.returns, self.best, self.best_net = [], [], -inf, None
-        self.last_step, self.last_time, self.seconds_before = 0, time.time(), 0.0
+        self.steps, self.returns = [], []
+        self.best, self.best_step, self.best_net = -inf, 0, None
+        self.started = self.last_time = self.last_line = time.time()
+        self.last_step = 0
         path = self.run_dir / "episodes.csv"
+        modules = (torch, gym, ale_py, np, matplotlib)
+        config = {
+            "script": SCRIPT,
+            "sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+            "device": torch.cuda.get_device_name() if args.cuda else "cpu",
+            "versions": {module.__name__: module.__version__ for module in modules},
+            "settings": vars(args),
+        }
+        # TensorBoard writes in a thread of its own, whose error comes back in add_scalar
+        threading.excepthook = lambda failure: None
         try:
             if checkpoint is None:
                 self.run_dir.mkdir(parents=True)
                 self.csv = open(path, "x")  # noqa: SIM115
                 self.csv.write("step,return,length,seconds\n")
             else:
+                if os.path.getsize(path) < checkpoint["csv_bytes"]:
+                    fail(f"--resume: {path} is shorter than at the checkpoint")
                 self.csv = open(path, "r+")  # noqa: SIM115
                 self.csv.truncate(checkpoint["csv_bytes"])  # what came later will come again
                 for row in csv.DictReader(self.csv):
                     self.steps.append(int(row["step"]))
                     self.returns.append(float(row["return"]))
-                self.best, self.last_step = checkpoint["best"], checkpoint["step"]
-                self.seconds_before = checkpoint["seconds"]
-            (self.run_dir / "config.json").write_text(json.dumps(config(args), indent=2) + "\n")
+                self.best, self.best_step = checkpoint["best"], checkpoint["best_step"]
+                self.started -= checkpoint["seconds"]
+                self.last_step = checkpoint["step"]
+            text = json.dumps(config, indent=2) + "\n"
+            replace(self.run_dir / "config.json", lambda file: file.write(text.encode()))
             self.writer = SummaryWriter(self.run_dir, purge_step=self.last_step + 1)
         except OSError as e:
             fail(f"--run-dir {self.run_dir}: {e.strerror}")
-        self.started = self.last_line = self.last_time
         total = args.total_steps
         self.bar = tqdm(total=total, initial=self.last_step, unit=" steps", disable=None)
 
@@ -532,7 +563,8 @@ class Records:
 
     @property
     def seconds(self):
-        return self.seconds_before + time.time() - self.started
+        """Spent on training, before a resumption too."""
+        return time.time() - self.started
 
     def reached(self, goal):
         return goal is not None and len(self.returns) >= 100 and self.score >= goal
@@ -545,7 +577,7 @@ class Records:
             self.returns.append(score)
         self.csv.flush()
         if episodes and self.reached(self.best):
-            self.best = self.score
+            self.best, self.best_step = self.score, step
             self.best_net = {name: tensor.clone() for name, tensor in net.state_dict().items()}
         now = time.time()
         speed = (step - self.last_step) / (now - self.last_time)
@@ -563,15 +595,20 @@ class Records:
 
     def save(self, iteration, step, net, optimizer):
         """Write the checkpoint, the best policy so far, and the picture."""
-        about = {"script": SCRIPT, "settings": vars(self.args), "step": step}
+        about = {"script": SCRIPT, "settings": vars(self.args)}
+        best = {"best": self.best, "best_step": self.best_step}
         if self.best_net is not None:
-            save(self.run_dir / "best.pt", {**about, "score": self.best, "net": self.best_net})
+            save(
+                self.run_dir / "best.pt",
+                {**about, **best, "net": self.best_net, "step": self.best_step},
+            )
             self.best_net = None
         self.csv.flush()
-        progress = {"iteration": iteration, "seconds": self.seconds, "best": self.best,
+        os.fsync(self.csv.fileno())
+        progress = {"iteration": iteration, "step": step, "seconds": self.seconds,
                     "csv_bytes": os.path.getsize(self.csv.name)}  # fmt: skip
         learned = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
-        save(self.run_dir / "checkpoint.pt", {**about, **progress, **learned})
+        save(self.run_dir / "checkpoint.pt", {**about, **best, **progress, **learned})
         self.draw()
 
     def draw(self):
@@ -592,21 +629,9 @@ class Records:
         replace(self.run_dir / "learning_curve.png", lambda f: figure.savefig(f, dpi=120))
 
     def close(self):
-        self.bar.close()
-        self.csv.close()
-        self.writer.close()
-
-
-def config(args):
-    """For config.json: the settings, the device, the libraries' versions, the script's hash."""
-    modules = (torch, gym, ale_py, np, matplotlib)
-    return {
-        "script": SCRIPT,
-        "sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
-        "device": torch.cuda.get_device_name() if args.cuda else "cpu",
-        "versions": {module.__name__: module.__version__ for module in modules},
-        "settings": vars(args),
-    }
+        for record in (self.bar, self.csv, self.writer):
+            with suppress(OSError):  # a full disk, of which the run has told already
+                record.close()
 
 
 def replace(path, write):
@@ -641,6 +666,8 @@ def load_checkpoint(path, task):
         fail(f"--{task}: {path} is not a whole checkpoint of plain data ({type(e).__name__})")
     if not isinstance(checkpoint, dict) or checkpoint.get("script") != SCRIPT:
         fail(f"--{task}: {path} is not a checkpoint of {SCRIPT}")
+    if task == "resume" and "optimizer" not in checkpoint:
+        fail(f"--{task}: {path} holds a policy alone; it can be evaluated")
     return checkpoint
 
 
@@ -654,15 +681,17 @@ def evaluate(args, checkpoint):
     """Play whole games with a saved policy, sampling its actions. Returns their scores."""
     device = torch.device("cuda" if args.cuda else "cpu")
     torch.manual_seed(args.seed)
+    torch.set_num_threads(1)
     mode = "human" if args.render else "rgb_array" if args.video else None
     try:
         env = make_scalar_env(args.env_id, mode)
-    except Exception as e:  # no display
-        fail(f"--render: {e}", 1)
-    if args.video:
-        path = Path(args.evaluate)
-        folder = (path.parent if path.suffix == ".pt" else path) / "videos"
-        env = RecordVideo(env, str(folder), lambda episode: True, disable_logger=True)
+        if args.video:
+            path = Path(args.evaluate)
+            folder = (path.parent if path.suffix == ".pt" else path) / "videos"
+            folder = folder / time.strftime("%Y%m%d-%H%M%S")
+            env = RecordVideo(env, str(folder), lambda game: True, fps=15, disable_logger=True)
+    except Exception as e:  # no display, no room
+        fail(f"--{'render' if args.render else 'video'}: {e}", 1)
     meanings = env.unwrapped.get_action_meanings()
     net = ActorCritic(len(meanings), args.network, bf16=args.bf16).to(device)
     net.load_state_dict(checkpoint["net"])
@@ -691,9 +720,10 @@ def evaluate(args, checkpoint):
 
 
 def main(argv=None):
+    """Train by Algorithm 1, or evaluate; `argv` is the command line."""
     args, checkpoint = parse_args(argv)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
-    if args.evaluate:
+    if args.evaluate is not None:
         return evaluate(args, checkpoint)
 
     device = torch.device("cuda" if args.cuda else "cpu")
@@ -708,9 +738,10 @@ def main(argv=None):
         return act(net, frames)
 
     def loss(minibatch, clip_eps):
-        logits, values = net(minibatch.frames)
-        return ppo_loss(logits, values, minibatch, clip_eps, args.vf_coef, args.ent_coef,
-                        args.norm_adv, args.clip_value_loss)  # fmt: skip
+        return ppo_loss(
+            *net(minibatch.frames), minibatch, clip_eps, vf_coef=args.vf_coef,
+            ent_coef=args.ent_coef, norm_adv=args.norm_adv, clip_value_loss=args.clip_value_loss,
+        )  # fmt: skip
 
     if args.compile:
         mode = "reduce-overhead" if args.cuda else "default"  # the former captures CUDA graphs
@@ -737,26 +768,29 @@ def main(argv=None):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a second one does not wait
 
     handler_before = signal.signal(signal.SIGINT, interrupt)
-    clean = True  # at a clean boundary nothing but the checkpoint decides what follows
+    fresh = True  # just started or resumed
     try:
         while (
             iteration < num_iterations and not records.reached(args.goal_score) and not interrupts
         ):
-            if clean or iteration % args.checkpoint_every == 0:
-                records.save(iteration, iteration * batch_size, net, optimizer)
+            step = iteration * batch_size
+            if fresh or iteration % args.checkpoint_every == 0:
+                # New games, and all that is random seeded anew, also in a run that goes on: so a
+                # resumed run is the same run.
+                records.save(iteration, step, net, optimizer)
                 seed = seed_of(args.seed, iteration)
                 torch.manual_seed(seed)
                 games.reset(seed)
-                clean = False
+                fresh = False
 
             learning_rate, clip_eps = anneal(args, iteration, num_iterations)
             optimizer.param_groups[0]["lr"] = learning_rate
             finished = rollout(games, policy, batch)
-            advantages, targets, explained = estimate_advantages(batch, args.gamma, args.gae_lambda)
-            stats = update(loss, net, optimizer, batch, advantages, targets, clip_eps, args)
+            explained = estimate_advantages(batch, args.gamma, args.gae_lambda)
+            stats = update(loss, net, optimizer, batch, clip_eps, args)
 
-            before, iteration = iteration * batch_size, iteration + 1
-            episodes = [(before + (t + 1) * args.num_envs, r, n) for t, r, n in finished]
+            iteration += 1
+            episodes = [(step + (t + 1) * args.num_envs, r, n) for t, r, n in finished]
             stats |= {"explained_variance": explained, "learning_rate": learning_rate}
             records.log(iteration, iteration * batch_size, episodes, stats, net)
         if interrupts:
@@ -766,7 +800,7 @@ def main(argv=None):
     except FloatingPointError as e:
         fail(f"iteration {iteration + 1}: {e}; {args.run_dir}/checkpoint.pt is from before", 1)
     except OSError as e:
-        fail(f"--run-dir {args.run_dir}: {e}; its last checkpoint is whole", 1)
+        fail(f"{e}; the last checkpoint in {args.run_dir} is whole", 1)
     finally:
         records.close()
         signal.signal(signal.SIGINT, handler_before)
@@ -778,4 +812,7 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -41,7 +42,9 @@ class Run(NamedTuple):
     table: np.ndarray  # (episodes, 3): step, return, length
 
 
-NO_DATE = {".svg": {"Date": None}}  # so that the same data give the same file
+# the same data give the same file: no date, and names that are not random
+NO_DATE = {".svg": {"Date": None}}
+matplotlib.rcParams["svg.hashsalt"] = "compare"
 
 
 def fail(message):
@@ -61,10 +64,13 @@ def read_runs(path):
     """The runs that a path holds: a run's folder, or kept data at any level."""
     path = Path(path)
     if (path / "config.json").exists():
-        config = json.loads((path / "config.json").read_text())
-        settings, group = config["settings"], Path(config["script"]).stem
-        table = read_table(path / "episodes.csv")
-        return [Run(group, settings["env_id"], settings["seed"], table)]
+        try:
+            config = json.loads((path / "config.json").read_text())
+            settings, group = config["settings"], Path(config["script"]).stem
+            table = read_table(path / "episodes.csv")
+            return [Run(group, settings["env_id"], settings["seed"], table)]
+        except (OSError, ValueError, KeyError) as e:
+            fail(f"{path}: config.json or episodes.csv cannot be read ({e})")
     files = [path] if path.name.endswith(".csv.gz") else sorted(path.rglob("seed*.csv.gz"))
     if not files or not path.exists():
         fail(f"{path}: neither a run's folder (config.json, episodes.csv) nor kept data")
@@ -151,7 +157,7 @@ def draw(runs, out, statistic="mean"):
     for axes in list(figure.axes)[len(tasks) :]:
         axes.remove()
     for suffix in (".png", ".svg"):
-        figure.savefig(Path(out).with_suffix(suffix), dpi=120, metadata=NO_DATE.get(suffix))
+        figure.savefig(str(out) + suffix, dpi=120, metadata=NO_DATE.get(suffix))
     return figure
 
 
@@ -165,6 +171,10 @@ def main(argv=None):
     parser.add_argument("--keep", metavar="EXPERIMENT/VARIANT", help="put the runs into plots/data")
     args = parser.parse_args(argv)
     runs = [run for path in args.paths for run in read_runs(path)]
+    names = [run[:3] for run in runs]
+    for name in names:
+        if names.count(name) > 1:
+            fail("two runs of {}, {}, seed {}: keep them as variants, with --keep".format(*name))
     if args.keep:
         for run in runs:
             keep(run, args.keep)

@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "plots"))
 import compare  # noqa: E402
 
+import ppo_atari  # noqa: E402
+
 
 def make_run(folder, seed, episodes=300, env_id="PongNoFrameskip-v4"):
     rng = np.random.default_rng(seed)
@@ -91,6 +93,38 @@ def test_a_folder_that_is_no_run_gets_one_line(tmp_path, capsys):
             compare.main([str(path)])
         err = capsys.readouterr().err
         assert leaving.value.code == 2 and str(path) in err and len(err.splitlines()) == 1
+
+
+def test_two_runs_that_cannot_be_told_apart_are_refused(tmp_path, capsys):
+    runs = [str(make_run(tmp_path / name, seed=1)) for name in ("a", "b")]
+    with pytest.raises(SystemExit) as leaving:
+        compare.main(runs)
+    assert leaving.value.code == 2 and "seed 1" in capsys.readouterr().err
+
+
+def test_a_broken_run_gets_one_line(tmp_path, capsys):
+    run = make_run(tmp_path / "run", seed=1)
+    (run / "config.json").write_text("{")
+    with pytest.raises(SystemExit):
+        compare.main([str(run)])
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_same_data_give_the_same_pictures(tmp_path):
+    runs = compare.read_runs(make_run(tmp_path / "run", seed=1))
+    for name in ("eps-0.1", "b"):
+        compare.draw(runs, tmp_path / name)
+    for suffix in (".png", ".svg"):
+        files = [(tmp_path / f"{name}{suffix}").read_bytes() for name in ("eps-0.1", "b")]
+        assert files[0] == files[1]
+
+
+def test_published_scores_are_those_of_the_script():
+    names = {env_id.removesuffix("NoFrameskip-v4"): score for env_id, (score, _) in
+             compare.PUBLISHED.items() if env_id.endswith("NoFrameskip-v4")}  # fmt: skip
+    from_script = {"".join(part.title() for part in game.split("_")): score
+                   for game, score in ppo_atari.PAPER_SCORES.items()}  # fmt: skip
+    assert names == from_script
 
 
 def test_committed_data_can_be_read():

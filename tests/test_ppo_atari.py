@@ -1,6 +1,7 @@
 """The parts of ppo_atari.py against independent references: the scalar environment, definitions
 written out, finite differences, and probe tasks with a known answer."""
 
+import copy
 import functools
 import itertools
 import math
@@ -142,8 +143,8 @@ def test_a_truncated_game_bootstraps_from_what_it_showed_last(monkeypatch):
     expected = policy(torch.from_numpy(obs).permute(1, 2, 0).unsqueeze(0).contiguous())[2]
     assert batch.final_values[t, 0] == expected != batch.values[t + 1, 0]
 
-    _, targets, _ = ppo_atari.estimate_advantages(batch, 0.5, 0.9)
-    torch.testing.assert_close(targets[t, 0], batch.rewards[t, 0] + 0.5 * expected[0])
+    ppo_atari.estimate_advantages(batch, 0.5, 0.9)
+    torch.testing.assert_close(batch.targets[t, 0], batch.rewards[t, 0] + 0.5 * expected[0])
 
 
 def test_rollout_stores_what_happened():
@@ -159,13 +160,13 @@ def test_rollout_stores_what_happened():
     expected = []
     for t in range(200):
         torch.testing.assert_close(batch.frames[t], twin.frames, rtol=0, atol=0)
-        assert batch.chosen[t].tolist() == (~twin.press_fire).tolist()
+        assert batch.by_policy[t].tolist() == (~twin.press_fire).tolist()
         rewards, terminated, truncated, _, over = twin.step(batch.actions[t].numpy())
         assert batch.rewards[t].tolist() == np.sign(rewards).tolist()
         assert batch.terminated[t].tolist() == terminated.tolist()
         expected += [(t, score, length) for score, length in over]
     assert finished == expected != []
-    assert 0 < (1 - batch.chosen).sum() <= batch.terminated.sum()
+    assert 0 < (1 - batch.by_policy).sum() <= batch.terminated.sum()
     with torch.no_grad():
         logits, values = net(batch.frames.flatten(0, 1))
         last_value = net(twin.frames)[1]
@@ -196,6 +197,10 @@ def test_networks_are_the_published_ones(network, weights):
             gain = 0.01 if layer is net.policy else 1 if layer is net.value else math.sqrt(2)
             torch.testing.assert_close(w @ w.T, gain**2 * torch.eye(len(w)), rtol=0, atol=1e-4)
             assert not layer.bias.any()
+    plain = ActorCritic(4, network, orthogonal=False)
+    assert plain.policy.weight.abs().max() > 0.02 and plain.policy.bias.any()
+    kinds = [type(layer).__name__ for layer in net.trunk]
+    assert kinds == ["Conv2d", "ReLU"] * (2 + (network == "nature")) + ["Flatten", "Linear", "ReLU"]
 
 
 def test_forward_scales_pixels_to_one_and_bf16_is_close():
@@ -267,11 +272,12 @@ def test_estimate_advantages_picks_the_true_successor():
     batch.values[:, 0] = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     batch.truncated[1] = batch.terminated[3] = 1
     batch.final_values[1] = 10
-    advantages, targets, explained = ppo_atari.estimate_advantages(batch, 0.5, 0.0)
+    explained = ppo_atari.estimate_advantages(batch, 0.5, 0.0)
     successors = torch.tensor([[2.0], [10.0], [4.0], [0.0], [6.0]])
-    torch.testing.assert_close(targets, 1 + 0.5 * successors)
-    torch.testing.assert_close(advantages, targets - batch.values[:-1])
-    assert explained == pytest.approx(1 - (advantages.var() / targets.var()).item())
+    targets, errors = 1 + 0.5 * successors, 1 + 0.5 * successors - batch.values[:-1]
+    torch.testing.assert_close(batch.targets, targets)
+    torch.testing.assert_close(batch.advantages, errors)
+    assert explained == pytest.approx(1 - np.var(errors.numpy()) / np.var(targets.numpy()))
 
 
 # -------------------------------------------------------------------------------------- Update
@@ -288,9 +294,9 @@ def random_minibatch(size=12, actions=3):
         values=old_values,
         advantages=advantages,
         targets=targets,
-        chosen=torch.ones(size, dtype=torch.float64),
+        by_policy=torch.ones(size, dtype=torch.float64),
     )
-    batch.chosen[2::5] = 0
+    batch.by_policy[2::5] = 0
     drift = torch.linspace(-0.5, 0.5, size, dtype=torch.float64)[
         torch.randperm(size, generator=rng)
     ]
@@ -301,7 +307,7 @@ def random_minibatch(size=12, actions=3):
 
 def reference_loss(logits, values, b, eps, c1, c2, norm_adv, clip_value_loss):
     """Eq. 6, 7 and 9, one sample after the other."""
-    own = [i for i in range(len(values)) if b.chosen[i]]
+    own = [i for i in range(len(values)) if b.by_policy[i]]
     advantages = b.advantages.tolist()
     if norm_adv:
         mean = sum(advantages[i] for i in own) / len(own)
@@ -390,7 +396,7 @@ def test_defaults_are_table_5():
 
 
 class UpdateLog:
-    """Runs `update` on random frames and keeps what each minibatch gave."""
+    """Runs `update` on random frames and keeps what each minibatch held and gave."""
 
     def __init__(self, *flags, learning_rate=2.5e-4, spoil=None):
         args = settings("--num-envs", "4", "--num-steps", "16", "--minibatch-size", "16", *flags)
@@ -400,28 +406,27 @@ class UpdateLog:
         optimizer = torch.optim.Adam(self.net.parameters(), learning_rate, fused=True)
         batch = make_batch(16, 4, torch.device("cpu"))
         batch.frames.random_(0, 256)
-        batch.chosen += 1
+        batch.by_policy = (batch.frames[:, :, 0, 0, 0] > 50).float()
         with torch.no_grad():
             for t in range(16):
                 batch.actions[t], batch.log_probs[t], batch.values[t] = act(
                     self.net, batch.frames[t]
                 )
-        targets = torch.randn(16, 4)
-        advantages = targets - batch.values[:-1]
-        self.seen, self.stats, self.before = [], [], [p.clone() for p in self.net.parameters()]
+        batch.values[16] = 100  # no minibatch holds the value after the rollout
+        batch.targets = torch.randn(16, 4)
+        batch.advantages = batch.targets - batch.values[:-1]
+        self.seen, self.stats, self.before = [], [], copy.deepcopy(self.net)
 
         def loss(minibatch, clip_eps):
-            self.seen.append(minibatch.targets)
+            self.seen.append(minibatch)
             value, stats = ppo_atari.ppo_loss(
                 *self.net(minibatch.frames), minibatch, clip_eps, 1.0, 0.01, True, False
             )
             self.stats.append(stats)
-            return (value * spoil if spoil else value), (stats * spoil if spoil else stats)
+            return (value * spoil if spoil else value), stats
 
-        self.targets = targets.flatten()
-        self.means = ppo_atari.update(
-            loss, self.net, optimizer, batch, advantages, targets, 0.1, args
-        )
+        self.targets = batch.targets.flatten()
+        self.means = ppo_atari.update(loss, self.net, optimizer, batch, 0.1, args)
 
 
 def test_first_minibatch_has_ratio_one_and_later_ones_move():
@@ -430,40 +435,60 @@ def test_first_minibatch_has_ratio_one_and_later_ones_move():
     assert first["approx_kl"] == pytest.approx(0, abs=1e-6) and first["clip_fraction"] == 0
     assert first["policy_loss"] == pytest.approx(0, abs=1e-5)  # normalised advantages, ratio 1
     assert log.stats[-1][3] > 1e-6
-    assert log.means["value_loss"] == pytest.approx(
-        float(np.mean([s[1].item() for s in log.stats])), rel=1e-5
-    )
+    for k, name in enumerate(
+        ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+    ):
+        mean = float(np.mean([stats[k].item() for stats in log.stats]))
+        assert log.means[name] == pytest.approx(mean, rel=1e-4, abs=1e-6), name
+
+
+def test_minibatches_hold_what_belongs_together():
+    for minibatch in UpdateLog("--num-epochs", "1").seen:
+        torch.testing.assert_close(minibatch.values + minibatch.advantages, minibatch.targets)
+        assert torch.equal(minibatch.by_policy, (minibatch.frames[:, 0, 0, 0] > 50).float())
 
 
 def test_every_epoch_sees_every_sample_once_in_a_new_order():
     log = UpdateLog("--num-epochs", "3")
     assert len(log.seen) == 3 * 4
-    epochs = [torch.cat(log.seen[4 * k : 4 * k + 4]) for k in range(3)]
+    targets = [minibatch.targets for minibatch in log.seen]
+    epochs = [torch.cat(targets[4 * k : 4 * k + 4]) for k in range(3)]
     for epoch in epochs:
         assert torch.equal(epoch.sort().values, log.targets.sort().values)
     assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[0], log.targets)
 
 
-def test_target_kl_ends_the_epochs():
-    assert len(UpdateLog("--num-epochs", "5", "--target-kl", "1e-9").seen) == 4
-    assert len(UpdateLog("--num-epochs", "5", "--target-kl", "1e9").seen) == 20
+@pytest.mark.parametrize("max_grad_norm", [0.05, 0])
+def test_update_is_adam_on_clipped_gradients(max_grad_norm):
+    """The same minibatches through the textbook's Adam, written out, in float32."""
+    log = UpdateLog("--num-epochs", "2", "--max-grad-norm", str(max_grad_norm))
+    net, moments = log.before, {}
+    norms = []
+    for count, minibatch in enumerate(log.seen, 1):
+        loss, _ = ppo_atari.ppo_loss(*net(minibatch.frames), minibatch, 0.1, 1.0, 0.01, True, False)
+        gradients = torch.autograd.grad(loss, list(net.parameters()))
+        norms.append(math.sqrt(sum(g.double().square().sum().item() for g in gradients)))
+        scale = min(1, max_grad_norm / norms[-1]) if max_grad_norm else 1
+        for p, g in zip(net.parameters(), gradients, strict=True):
+            m, v = moments.get(p, (0, 0))
+            m, v = 0.9 * m + 0.1 * scale * g, 0.999 * v + 0.001 * (scale * g).square()
+            moments[p] = m, v
+            step = m / (1 - 0.9**count) / ((v / (1 - 0.999**count)).sqrt() + 1e-8)
+            p.data -= 2.5e-4 * step
+    assert log.means["grad_norm"] == pytest.approx(np.mean(norms), rel=1e-3)
+    assert min(norms) > 0.05
+    for p, q in zip(net.parameters(), log.net.parameters(), strict=True):
+        assert (p - q).abs().max() < 2e-4  # of eight steps of up to 2.5e-4
+        assert (p - q).abs().mean() < 2e-6
+    norm = math.sqrt(sum(p.double().square().sum().item() for p in log.net.parameters()))
+    assert log.means["weight_norm"] == pytest.approx(norm, rel=1e-5)
 
 
-def test_gradient_norm_is_clipped():
-    def first_step(flag):
-        log = UpdateLog("--num-epochs", "1", "--max-grad-norm", flag, learning_rate=1e-3)
-        return log.means["grad_norm"], log.net
-
-    norm, net = first_step("1e-3")
-    clipped = math.sqrt(sum(p.grad.square().sum().item() for p in net.parameters()))
-    assert norm > 1e-3 >= clipped * 0.999
-    norm, net = first_step("0")  # off
-    assert math.sqrt(sum(p.grad.square().sum().item() for p in net.parameters())) > 1e-2
-
-
-def test_update_refuses_a_loss_that_is_not_finite():
-    with pytest.raises(FloatingPointError, match="policy_loss is nan"):
+def test_update_refuses_what_is_not_finite():
+    with pytest.raises(FloatingPointError, match="is nan"):
         UpdateLog(spoil=math.nan)
+    with pytest.raises(FloatingPointError, match="weight_norm is"):  # spoiled by the last step
+        UpdateLog("--num-epochs", "1", "--minibatch-size", "64", learning_rate=1e38)
 
 
 # --------------------------------------------------------------------------------------- Probes
@@ -511,8 +536,8 @@ def test_probe_a_pixel_policy_learns_what_the_picture_says():
 
     for _ in range(15):
         rollout(games, lambda frames: act(net, frames), batch)
-        advantages, targets, _ = ppo_atari.estimate_advantages(batch, 0.99, 0.95)
-        ppo_atari.update(loss, net, optimizer, batch, advantages, targets, 0.2, args)
+        ppo_atari.estimate_advantages(batch, 0.99, 0.95)
+        ppo_atari.update(loss, net, optimizer, batch, 0.2, args)
     rollout(games, lambda frames: act(net, frames), batch)
     assert batch.rewards.mean() > 0.9
     assert (batch.values[:-1] - 1).abs().mean() < 0.25
@@ -522,3 +547,43 @@ def test_the_emulator_has_the_actions_the_script_presses():
     assert ale_py.Action.FIRE.value == FIRE
     assert Games("BreakoutNoFrameskip-v4", 1, 1).has_fire
     assert not Games("FreewayNoFrameskip-v4", 1, 1).has_fire
+
+
+def test_seeds_differ_with_the_seed_and_with_the_iteration():
+    seeds = {ppo_atari.seed_of(seed, iteration) for seed in range(20) for iteration in range(20)}
+    assert len(seeds) == 400 and all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_main_hands_every_setting_to_where_it_belongs(tmp_path, monkeypatch):
+    """The settings that reach the network, Adam and the loss in a run of 4 iterations."""
+    seen = {"eps": [], "loss": set(), "net": [], "adam": []}
+    loss, update, net = ppo_atari.ppo_loss, ppo_atari.update, ppo_atari.ActorCritic
+
+    def spy_loss(*args, **coefficients):
+        seen["loss"].add(tuple(sorted(coefficients.items())))
+        return loss(*args, **coefficients)
+
+    def spy_update(f, network, optimizer, batch, clip_eps, args):
+        seen["eps"].append(clip_eps)
+        seen["adam"].append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["eps"]))
+        return update(f, network, optimizer, batch, clip_eps, args)
+
+    def spy_net(*args):
+        seen["net"].append(args)
+        return net(*args)
+
+    for name, spy in (("ppo_loss", spy_loss), ("update", spy_update), ("ActorCritic", spy_net)):
+        monkeypatch.setattr(ppo_atari, name, spy)
+    flags = "--num-envs 2 --num-steps 4 --minibatch-size 8 --num-epochs 1 --total-steps 32"
+    extra = "--network nature --no-orthogonal --adam-eps 1e-3 --vf-coef 0.3 --ent-coef 0.4"
+    ppo_atari.main([*flags.split(), *extra.split(), "--no-norm-adv", "--clip-value-loss",
+                    "--run-dir", str(tmp_path / "run")])  # fmt: skip
+    assert seen["net"] == [(4, "nature", False, False)]
+    assert seen["eps"] == pytest.approx([0.1, 0.075, 0.05, 0.025])
+    assert [lr for lr, _ in seen["adam"]] == pytest.approx(
+        [2.5e-4 * a for a in (1, 0.75, 0.5, 0.25)]
+    )
+    assert {eps for _, eps in seen["adam"]} == {1e-3}
+    assert seen["loss"] == {
+        (("clip_value_loss", True), ("ent_coef", 0.4), ("norm_adv", False), ("vf_coef", 0.3))
+    }

@@ -103,8 +103,8 @@ def test_a_run_leaves_its_records(finished):
     events = EventAccumulator(str(run_dir))
     events.Reload()
     scalars = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
-    assert set(scalars) == {*ppo_atari.STATS, "explained_variance", "learning_rate", "score",
-                            "steps_per_second"}  # fmt: skip
+    others = {"weight_norm", "explained_variance", "learning_rate", "score", "steps_per_second"}
+    assert set(scalars) == {*ppo_atari.STATS, *others}
     assert [e.step for e in scalars["entropy"]] == list(range(32, 3201, 32))
     assert 0 < scalars["entropy"][-1].value <= np.log(4) + 1e-6
     rates = [e.value for e in scalars["learning_rate"]]
@@ -121,8 +121,8 @@ def test_episodes_between_clean_boundaries_add_up(finished):
     assert max(sum(lengths) for lengths in per_actor.values()) > 800
 
 
-def test_the_picture_shows_games_and_the_paper(finished, tmp_path):
-    """Dots in blue and the paper's grey line; drawn with 100 games or more, the mean too."""
+def test_the_picture_shows_games_and_the_paper(finished):
+    """Dots in blue and the paper's grey line."""
     run_dir, _ = finished
     picture = np.asarray(Image.open(run_dir / "learning_curve.png").convert("RGB")).astype(int)
     assert picture.shape == (540, 960, 3)
@@ -145,7 +145,7 @@ def test_goal_score_stops_and_saves(tmp_path):
     returns = [r for _, r, _ in rows(run_dir)]
     assert 100 <= len(returns) <= 102 and "finished" in out
     best, last = (torch.load(run_dir / f, weights_only=True) for f in ("best.pt", "checkpoint.pt"))
-    assert best["step"] == last["step"] and best["score"] == np.mean(returns[-100:])
+    assert best["step"] == last["step"] and best["best"] == np.mean(returns[-100:])
     assert all(torch.equal(best["net"][name], last["net"][name]) for name in last["net"])
     out, _ = run("--resume", run_dir)
     assert "finished" in out and [r for _, r, _ in rows(run_dir)] == returns
@@ -164,7 +164,9 @@ def test_best_is_the_best_policy_of_all(tmp_path):
         if done >= 100 and any(step - 32 < end <= step for end in ends):
             means[step] = np.mean([r for _, r, _ in table[done - 100 : done]])
     best = torch.load(run_dir / "best.pt", weights_only=True)
-    assert best["score"] == max(means.values()) == means[best["step"]]
+    assert best["best"] == max(means.values()) == means[best["step"]]
+    out, _ = run("--evaluate", run_dir, "--episodes", 1)
+    assert f"policy of step {best['step']:,}" in out
 
 
 # -------------------------------------------------------------------------------------- Resume
@@ -205,6 +207,10 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
         with open(broken / "episodes.csv", "a") as file:
             file.write("99999,1")  # a row cut short
     assert kills >= 1 and same_run(tmp_path / "whole", broken)
+    a, b = (EventAccumulator(str(tmp_path / d)) for d in ("whole", "broken"))
+    a.Reload(), b.Reload()
+    first, second = ([(e.step, e.value) for e in x.Scalars("value_loss")] for x in (a, b))
+    assert first == second  # and TensorBoard shows each step once
     assert not (broken / "checkpoint.pt.tmp").exists()
 
 
@@ -216,6 +222,17 @@ def test_resume_of_a_finished_run_says_so_and_can_be_prolonged(finished, tmp_pat
     out, _ = run("--resume", run_dir, "--total-steps", 3520)
     assert "finished: 3,520 steps" in out
     assert rows(run_dir)[: len(before)] == before and len(rows(run_dir)) > len(before)
+
+
+def test_seeds_make_different_runs(tmp_path):
+    nets = []
+    for seed in (1, 2):
+        run_dir = tmp_path / str(seed)
+        ppo_atari.main(
+            [*SMALL, "--total-steps", "32", "--seed", str(seed), "--run-dir", str(run_dir)]
+        )
+        nets.append(torch.load(run_dir / "checkpoint.pt", weights_only=True)["net"])
+    assert not torch.equal(nets[0]["trunk.0.weight"], nets[1]["trunk.0.weight"])
 
 
 def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
@@ -294,17 +311,24 @@ def test_evaluate_plays_the_policy_that_it_was_given(finished, tmp_path, capsys)
     (["--threads", "0"], ["--threads"]),
     (["--no-such-flag"], ["--no-such-flag"]),
     (["--render"], ["--render", "--evaluate"]),
+    (["--evaluate", "RUN", "--render", "--video"], ["--render", "--video"]),
+    (["--evaluate", "RUN", "--threads", "1"], ["--threads"]),
+    (["--resume", ""], ["--resume", "No such file"]),
+    (["--seed", str(2**64)], ["--seed"]),
     (["--resume", "DIR/none"], ["--resume", "DIR/none"]),
     (["--evaluate", "DIR/none"], ["--evaluate", "DIR/none"]),
     (["--run-dir", "DIR"], ["--run-dir", "DIR", "exists"]),
     (["--run-dir", "DIR/file/run"], ["--run-dir", "DIR/file/run"]),
 ])  # fmt: skip
-def test_bad_input_gets_one_line_and_status_2(flags, words, tmp_path, capsys, monkeypatch):
+def test_bad_input_gets_one_line_and_status_2(
+    flags, words, finished, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("in the way")
     here = str(tmp_path)
+    flags = [flag.replace("DIR", here).replace("RUN", str(finished[0])) for flag in flags]
     with pytest.raises(SystemExit) as leaving:
-        ppo_atari.main([flag.replace("DIR", here) for flag in flags])
+        ppo_atari.main(flags)
     assert leaving.value.code == 2
     assert one_line(capsys.readouterr().err, *(word.replace("DIR", here) for word in words))
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
@@ -326,13 +350,24 @@ class Evil:
 @pytest.mark.parametrize("task", ["resume", "evaluate"])
 @pytest.mark.parametrize("kind, word", [
     ("cut short", "whole"), ("empty", "whole"), ("code", "plain data"),
-    ("foreign", "not a checkpoint"), ("other script", "not a checkpoint of ppo_atari.py"),
+    ("foreign", "not a checkpoint"), ("short table", "shorter"), ("policy", "policy alone"),
+    ("other script", "not a checkpoint of ppo_atari.py"),
 ])  # fmt: skip
 def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     whole = (finished[0] / "checkpoint.pt").read_bytes()
     path = tmp_path / "checkpoint.pt"
-    if kind == "other script":
+    left = ["checkpoint.pt"]
+    if kind in ("short table", "policy"):
+        if task == "evaluate":
+            pytest.skip("these can be evaluated")
+        checkpoint = torch.load(finished[0] / "checkpoint.pt", weights_only=True)
+        if kind == "policy":
+            del checkpoint["optimizer"]
+        torch.save(checkpoint, path)
+        (tmp_path / "episodes.csv").write_text("step,return,length,seconds\n")
+        left.append("episodes.csv")
+    elif kind == "other script":
         torch.save(torch.load(finished[0] / "checkpoint.pt") | {"script": "dqn.py"}, path)
     elif kind == "foreign":
         torch.save([1, 2, 3], path)
@@ -342,8 +377,8 @@ def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypat
     with pytest.raises(SystemExit) as leaving:
         ppo_atari.main([f"--{task}", str(tmp_path)])
     assert leaving.value.code == 2
-    assert one_line(capsys.readouterr().err, f"--{task}", path, word)
-    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
+    assert one_line(capsys.readouterr().err, f"--{task}", tmp_path, word)
+    assert sorted(p.name for p in tmp_path.iterdir()) == left
 
 
 @pytest.mark.parametrize(
@@ -379,13 +414,22 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     assert all(tensor.isfinite().all() for tensor in checkpoint["net"].values())
 
 
-def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_whole(tmp_path):
-    """The system refuses files over 9 MB, so Adam's state no longer fits after the first update."""
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (5_000_000,) * 2)"
+@pytest.mark.parametrize("limit", [5_000_000, 4_000])
+def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_whole(limit, tmp_path):
+    """No file may grow beyond 5 MB: Adam's state no longer fits after the first update. Beyond 4 kB
+    (once the first checkpoint is written): the table and TensorBoard's events do not."""
+    late = "save = ppo_atari.Records.save\ndef limited(*args):\n    save(*args)\n    limit()\n"
+    before = (
+        "import resource\n"
+        f"def limit(): resource.setrlimit(resource.RLIMIT_FSIZE, ({limit},) * 2)\n"
+        + (f"{late}ppo_atari.Records.save = limited\n" if limit == 4_000 else "limit()\n")
+        + SHORT_GAMES
+    )
     run_dir = tmp_path / "run"
-    flags = [*SMALL, "--total-steps", 3200, "--checkpoint-every", 4, "--run-dir", run_dir]
-    _, err = run(*flags, before=limit, status=1)
-    assert one_line(err, "--run-dir", "File too large")
+    every = 4 if limit == 5_000_000 else 1000
+    flags = [*SMALL, "--total-steps", 32 * 200, "--checkpoint-every", every, "--run-dir", run_dir]
+    _, err = run(*flags, before=before, status=1)
+    assert one_line(err, run_dir, "File too large")
     assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 0
 
 

@@ -25,8 +25,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
-# SB3's settings for Atari: Nature CNN, 8 actors, 128 steps, 4 epochs, minibatch 256, c1 0.5 · ½
-SB3_SETTINGS = ["--network", "nature", "--num-epochs", "4", "--vf-coef", "0.25"]
+# SB3's settings for Atari: Nature CNN, 8 actors, 128 steps, 4 epochs, minibatch 256, c1 0.5
+SB3_SETTINGS = ["--network", "nature", "--num-epochs", "4", "--vf-coef", "0.5"]
 
 
 def ours(flags, iterations):
