@@ -396,11 +396,11 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     value still. The sum of Eq. 11 goes past neither.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # Eq. 12
-    goes_on = (1 - terminated) * (1 - truncated)
+    decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        advantage = deltas[t] + gamma * gae_lambda * goes_on[t] * advantage  # Eq. 11
+        advantage = deltas[t] + decay[t] * advantage  # Eq. 11
         advantages[t] = advantage
     return advantages
 
@@ -658,10 +658,12 @@ def load_checkpoint(path, task):
     elif path.suffix != ".pt":
         path = path / ("best.pt" if (path / "best.pt").exists() else "checkpoint.pt")
     try:
-        with warnings.catch_warnings(action="ignore"):
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        contents = io.BytesIO(path.read_bytes())
     except OSError as e:
         fail(f"--{task}: {path}: {e.strerror}; the folder of a run is wanted")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            checkpoint = torch.load(contents, map_location="cpu", weights_only=True)
     except Exception as e:  # whatever the reader meets in a file that is cut short or foreign
         fail(f"--{task}: {path} is not a whole checkpoint of plain data ({type(e).__name__})")
     if not isinstance(checkpoint, dict) or checkpoint.get("script") != SCRIPT:

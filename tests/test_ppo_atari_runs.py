@@ -360,7 +360,7 @@ class Evil:
 
 @pytest.mark.parametrize("task", ["resume", "evaluate"])
 @pytest.mark.parametrize("kind, word", [
-    ("cut short", "whole"), ("empty", "whole"), ("code", "plain data"),
+    ("cut short", "whole"), ("cut to 1000 bytes", "whole"), ("empty", "whole"), ("code", "plain data"),
     ("foreign", "not a checkpoint"), ("short table", "shorter"), ("policy", "policy alone"),
     ("other script", "not a checkpoint of ppo_atari.py"),
 ])  # fmt: skip
@@ -384,6 +384,7 @@ def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypat
         torch.save([1, 2, 3], path)
     else:
         path.write_bytes({"cut short": whole[: len(whole) // 2], "empty": b"",
+                          "cut to 1000 bytes": whole[:1000],
                           "code": pickle.dumps(Evil())}[kind])  # fmt: skip
     with pytest.raises(SystemExit) as leaving:
         ppo_atari.main([f"--{task}", str(tmp_path)])
