@@ -361,8 +361,8 @@ class Evil:
 @pytest.mark.parametrize("task", ["resume", "evaluate"])
 @pytest.mark.parametrize("kind, word", [
     ("cut short", "whole"), ("cut to 1000 bytes", "whole"), ("empty", "whole"),
-    ("code", "plain data"), ("foreign", "not a checkpoint"), ("short table", "shorter"), ("policy", "policy alone"),
-    ("other script", "not a checkpoint of ppo_atari.py"),
+    ("code", "plain data"), ("foreign", "not a checkpoint"), ("short table", "shorter"),
+    ("policy", "policy alone"), ("other script", "not a checkpoint of ppo_atari.py"),
 ])  # fmt: skip
 def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
