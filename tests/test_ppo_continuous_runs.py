@@ -371,7 +371,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_whole(tmp_path):
     run_dir = tmp_path / "run"
     flags = [*SMALL, "--total-steps", 3200, "--checkpoint-every", 4, "--run-dir", run_dir]
     _, err = run(*flags, before=limit, status=1)
-    assert one_line(err, "--run-dir", "File too large")
+    assert one_line(err, run_dir, "File too large")
     assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 0
 
 
