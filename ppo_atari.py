@@ -391,7 +391,7 @@ def rollout(games, policy, batch):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the true successor of step t, never of the first frames of a new game.
+    next_values[t] is V of the true successor of step t, never of what is seen after a reset.
     What comes after a terminated step is worth nothing; a truncated step is worth its successor's
     value still. The sum of Eq. 11 goes past neither.
     """

@@ -1,0 +1,573 @@
+"""The parts of ppo_continuous.py against independent references: torch.distributions, definitions
+written out, numpy, sampling, and probe tasks with a known answer."""
+
+import math
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+import ppo_continuous
+from ppo_continuous import (
+    ActorCritic,
+    Categorical,
+    Environments,
+    Gaussian,
+    RunningMoments,
+    adapt_beta,
+    gae,
+    make_batch,
+    ppo_loss,
+    rollout,
+)
+
+
+def settings(*flags):
+    return ppo_continuous.parse_args(list(flags))[0]
+
+
+class Probe(gym.Env):
+    """Reward 1 a step, for ever; what it shows is the number of steps since the reset."""
+
+    observation_space = Box(-np.inf, np.inf, (1,))
+    action_space = Discrete(2, start=3)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.array([0.0]), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.t += 1
+        return np.array([float(self.t)]), 1.0, False, False, {}
+
+
+class Ends(Probe):
+    """As Probe, but the tenth step is terminal."""
+
+    def step(self, action):
+        obs, reward, _, truncated, info = super().step(action)
+        return obs, reward, self.t == 10, truncated, info
+
+
+class Blind(Probe):
+    """As Probe, but one state looks like the other, so that the value is one number."""
+
+    def step(self, action):
+        return np.array([0.0]), *super().step(action)[1:]
+
+
+class Bandit(Probe):
+    """One step, one right action: the reward is 1 for the third of three, else 0."""
+
+    action_space = Discrete(3)
+
+    def step(self, action):
+        return np.array([0.0]), float(action == 2), True, False, {}
+
+
+class ContinuousBandit(Probe):
+    """One step; the nearer the action is to (0.5, -0.3), the better. Its bounds are tight."""
+
+    action_space = Box(-1, 1, (2,))
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        distance = np.square(action - np.array([0.5, -0.3])).sum()
+        return np.array([0.0]), -float(distance), True, False, {}
+
+
+gym.register("Probe-v0", Probe, max_episode_steps=10)
+gym.register("Ends-v0", Ends)
+gym.register("Blind-v0", Blind, max_episode_steps=10)
+gym.register("Bandit-v0", Bandit)
+gym.register("ContinuousBandit-v0", ContinuousBandit)
+
+
+# ------------------------------------------------------------------------------------ Settings
+
+
+def test_defaults_are_table_3():
+    args = settings("--env-id", "HalfCheetah-v5")
+    assert (args.num_steps, args.learning_rate, args.num_epochs) == (2048, 3e-4, 10)
+    assert (args.minibatch_size, args.gamma, args.gae_lambda, args.num_envs) == (64, 0.99, 0.95, 1)
+    assert (args.clip_eps, args.ent_coef, args.total_steps) == (0.2, 0, 1_000_000)
+    assert (args.objective, args.kl_beta, args.target_kl) == ("clip", 1, None)
+
+
+@pytest.mark.parametrize("env_id", ppo_continuous.TASKS)
+def test_a_task_has_its_settings_and_a_flag_wins(env_id):
+    own = ppo_continuous.TASKS[env_id]
+    args = vars(settings("--env-id", env_id))
+    assert own.keys() <= args.keys() and {name: args[name] for name in own} == own
+    args = vars(settings("--env-id", env_id, "--num-steps", "64"))
+    assert args["num_steps"] == 64 and args["learning_rate"] == own.get("learning_rate", 3e-4)
+
+
+# --------------------------------------------------------------------------------- Environment
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_environments_play_as_gymnasium(env_id):
+    """Same actions: same observations, rewards and ends; actions are clipped on the way alone."""
+    envs = Environments(env_id, 2, gamma=0.9)
+    envs.reset(seed=4)
+    twins = [gym.make(env_id) for _ in range(2)]
+    seen = [env.reset(seed=ppo_continuous.seed_of(4, n))[0] for n, env in enumerate(twins)]
+    rng, scores, expected_finished, finished = np.random.default_rng(0), [0.0, 0.0], [], []
+    discounted = [0.0, 0.0]
+    for _ in range(450):
+        np.testing.assert_array_equal(envs.obs, np.stack(seen))
+        if env_id == "CartPole-v1":
+            actions = rng.integers(0, 2, 2)
+        else:
+            actions = rng.normal(0, 3, (2, 1)).astype(np.float32)
+        rewards, terminated, truncated, final_obs, over = envs.step(actions)
+        finished += over
+        returns = envs.discounted_returns.tolist()
+        for n, env in enumerate(twins):
+            action = actions[n] if env_id == "CartPole-v1" else np.clip(actions[n], -2, 2)
+            seen[n], reward, terminal, cut, _ = env.step(action)
+            assert (reward, terminal, cut) == (rewards[n], terminated[n], truncated[n])
+            scores[n] += reward
+            discounted[n] = 0.9 * discounted[n] + reward
+            assert returns[n] == pytest.approx(discounted[n])
+            if cut:
+                np.testing.assert_array_equal(dict(final_obs)[n], seen[n])
+            if terminal or cut:
+                expected_finished.append(scores[n])
+                scores[n] = discounted[n] = 0.0
+                seen[n], _ = env.reset()
+    assert [score for score, _ in finished] == pytest.approx(expected_finished) and finished
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5"])
+def test_reset_in_mid_episode_equals_a_new_process(env_id):
+    """Exact resume rests on this."""
+    traces = []
+    for warm_up in (0, 57):
+        envs = Environments(env_id, 2, gamma=0.9)
+        for seed, steps in ((1, warm_up), (5, 120)):
+            envs.reset(seed)
+            envs.action_space.seed(3)
+            trace = []
+            for _ in range(steps):
+                actions = np.stack([envs.action_space.sample() for _ in range(2)])
+                trace.append((envs.step(actions)[0].tolist(), envs.obs.tolist()))
+        traces.append(trace)
+    assert traces[0] == traces[1]
+
+
+def test_rollout_stores_what_happened():
+    for env_id in ("CartPole-v1", "Pendulum-v1"):
+        torch.manual_seed(0)
+        envs, twin = Environments(env_id, 3, 0.9), Environments(env_id, 3, 0.9)
+        envs.reset(2), twin.reset(2)
+        net = ActorCritic(envs.obs.shape[1], envs.action_space, orthogonal=False)
+        net.obs_moments.add(torch.randn(50, envs.obs.shape[1], dtype=torch.float64))
+        batch = make_batch(230, envs)
+        finished = rollout(envs, net, batch)
+        expected, cut = [], {}
+        for t in range(230):
+            np.testing.assert_array_equal(batch.raw_obs[t].numpy(), twin.obs)
+            rewards, terminated, truncated, last, over = twin.step(batch.actions[t].numpy())
+            assert batch.rewards[t].tolist() == pytest.approx(rewards.tolist())
+            assert batch.terminated[t].tolist() == terminated.tolist()
+            assert batch.truncated[t].tolist() == truncated.tolist()
+            cut |= {(t, n): obs for n, obs in last}
+            expected += [(t, score, length) for score, length in over]
+        assert finished == expected != []
+        moments = net.obs_moments
+
+        def seen(obs, moments=moments):
+            z = (torch.as_tensor(obs) - moments.mean) / (moments.var + 1e-8).sqrt()
+            return z.clamp(-10, 10).float()
+
+        with torch.no_grad():
+            for t in (0, 100, 229):
+                pi, values = net(seen(batch.raw_obs[t]))
+                log_probs = pi.log_prob(batch.actions[t])
+                torch.testing.assert_close(batch.log_probs.view(230, 3)[t], log_probs)
+                torch.testing.assert_close(batch.values[t], values)
+            torch.testing.assert_close(batch.values[-1], net(seen(twin.obs))[1])
+            for (t, n), obs in cut.items():
+                value = net(seen(obs)[None])[1][0]
+                torch.testing.assert_close(batch.final_values[t, n], value)
+        assert (len(cut) > 0) == (env_id == "Pendulum-v1")
+
+
+# ------------------------------------------------------------------------------------- Network
+
+
+def test_running_moments_are_numpys():
+    rng = np.random.default_rng(0)
+    chunks = [rng.normal(5, 3, (n, 4)) for n in (1, 7, 200, 3)]
+    moments = RunningMoments(4)
+    for chunk in chunks:
+        moments.add(torch.from_numpy(chunk))
+    everything = np.concatenate(chunks)
+    assert moments.count == 211
+    np.testing.assert_allclose(moments.mean.numpy(), everything.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(moments.var.numpy(), everything.var(0), rtol=1e-12)
+    assert {"count", "mean", "var"} == moments.state_dict().keys()
+
+
+def test_normalise_clips_at_10_and_can_be_off():
+    net = ActorCritic(1, Discrete(2))
+    net.obs_moments.add(torch.tensor([[1.0], [3.0]], dtype=torch.float64))
+    obs = torch.tensor([[2.0], [3.0], [1e6], [-1e6]], dtype=torch.float64)
+    torch.testing.assert_close(net.normalise(obs)[:, 0], torch.tensor([0.0, 1.0, 10.0, -10.0]))
+    net = ActorCritic(1, Discrete(2), norm_obs=False)
+    assert torch.equal(net.normalise(obs), obs.float())
+
+
+def test_network_is_that_of_the_paper():
+    net = ActorCritic(17, Box(-1, 1, (6,)))
+    weights = 2 * (64 * 18 + 64 * 65) + 6 * 65 + 65 + 6
+    assert sum(p.numel() for p in net.parameters()) == weights
+    for mlp, head in ((net.actor, 0.01), (net.critic, 1.0)):
+        for layer, gain in zip((mlp[0], mlp[2], mlp[4]), (2**0.5, 2**0.5, head), strict=True):
+            w = layer.weight if layer.weight.shape[0] <= layer.weight.shape[1] else layer.weight.T
+            torch.testing.assert_close(w @ w.T, gain**2 * torch.eye(len(w)), rtol=0, atol=1e-4)
+            assert not layer.bias.any()
+        assert isinstance(mlp[1], torch.nn.Tanh) and len(mlp) == 5
+    pi, values = net(torch.randn(3, 17))
+    assert pi.mean.shape == (3, 6) and values.shape == (3,) and not pi.log_std.any()
+
+
+def policies(kind, size=5):
+    """Two policies of ours, and the same of torch.distributions, of which each is the reference."""
+    rng = torch.Generator().manual_seed(0)
+    first, second = torch.randn(2, size, 3, dtype=torch.float64, generator=rng)
+    if kind == "softmax":
+        reference = torch.distributions.Categorical
+        return (Categorical(first), Categorical(second)), (
+            reference(logits=first),
+            reference(logits=second),
+        )
+    stds = torch.randn(2, 3, dtype=torch.float64, generator=rng) * 0.5
+    references = [
+        torch.distributions.Independent(torch.distributions.Normal(mean, std.exp()), 1)
+        for mean, std in zip((first, second), stds, strict=True)
+    ]
+    return (Gaussian(first, stds[0]), Gaussian(second, stds[1])), references
+
+
+@pytest.mark.parametrize("kind", ["softmax", "normal"])
+def test_policies_are_those_of_torch_distributions(kind):
+    (old, new), (old_reference, new_reference) = policies(kind)
+    actions = new_reference.sample()
+    torch.testing.assert_close(old.log_prob(actions), old_reference.log_prob(actions))
+    torch.testing.assert_close(old.entropy(), old_reference.entropy())
+    expected = torch.distributions.kl_divergence(old_reference, new_reference)
+    torch.testing.assert_close(old.kl(new), expected)
+    assert (old.kl(old).abs() < 1e-12).all() and (old.kl(new) != new.kl(old)).all()
+    torch.testing.assert_close(old[1:3].log_prob(actions[1:3]), old.log_prob(actions)[1:3])
+    torch.testing.assert_close(old[[4, 0]].kl(new[[4, 0]]), expected[[4, 0]])
+
+
+@pytest.mark.parametrize("kind", ["softmax", "normal"])
+def test_sampling_gives_the_kl_and_the_entropy(kind):
+    """Means over the policy's own samples, within four standard errors."""
+    torch.manual_seed(0)
+    (old, new), _ = policies(kind, size=1)
+    count = 40_000
+    many = old[[0] * count]
+    actions = many.sample()
+    log_old, log_new = many.log_prob(actions), new[[0] * count].log_prob(actions)
+    for sampled, exact in ((log_old - log_new, old.kl(new)), (-log_old, old.entropy())):
+        error = sampled.std() / count**0.5
+        assert (sampled.mean() - exact).abs() < 4 * error
+
+
+@pytest.mark.parametrize("norm_obs", [True, False])
+@pytest.mark.parametrize("action_space", [Discrete(3), Box(-1, 1, (2,))])
+def test_numpy_policy_samples_pi(action_space, norm_obs):
+    torch.manual_seed(0)
+    net = ActorCritic(4, action_space, orthogonal=False, norm_obs=norm_obs)
+    net.obs_moments.add(3 * torch.randn(50, 4, dtype=torch.float64))
+    if net.log_std is not None:
+        net.log_std.data.copy_(torch.tensor([-1.0, 0.3]))
+    obs = np.random.default_rng(0).normal(0, 3, (2, 4))
+    steps = 20_000
+    policy = ppo_continuous.numpy_policy(net, steps, 2)
+    actions = torch.as_tensor(np.stack([policy(t, obs) for t in range(steps)]))
+    with torch.no_grad():
+        pi = net.pi(net.normalise(torch.from_numpy(obs)))
+    if net.log_std is None:
+        for n in range(2):
+            frequencies = torch.bincount(actions[:, n], minlength=3) / steps
+            assert (frequencies - pi.log_pi[n].exp()).abs().max() < 4 * 0.5 / steps**0.5
+    else:
+        z = (actions - pi.mean) / pi.log_std.exp()
+        assert z.mean(0).abs().max() < 4 / steps**0.5
+        assert (z.var(0) - 1).abs().max() < 4 * (2 / steps) ** 0.5
+
+
+# ---------------------------------------------------------------------------------- Advantages
+
+
+def test_gae_is_eq_11_past_no_end():
+    rng = torch.Generator().manual_seed(0)
+    rewards, values, next_values = torch.randn(3, 40, 3, dtype=torch.float64, generator=rng)
+    terminated, truncated = (torch.rand(2, 40, 3, generator=rng) < 0.15).double()
+    result = gae(rewards, values, next_values, terminated, truncated, 0.9, 0.7)
+    for n in range(3):
+        for t in range(40):
+            advantage = 0.0
+            for k in range(t, 40):
+                delta = rewards[k, n] - values[k, n]
+                delta += 0.9 * next_values[k, n] * (0 if terminated[k, n] else 1)
+                advantage += 0.63 ** (k - t) * delta.item()
+                if terminated[k, n] or truncated[k, n]:
+                    break
+            assert result[t, n].item() == pytest.approx(advantage, abs=1e-12)
+
+
+@pytest.mark.parametrize("env_id, value", [("Probe-v0", 10.0), ("Ends-v0", 6.5132)])
+def test_targets_at_a_time_limit_and_at_an_end(env_id, value):
+    """Reward 1 a step, γ = 0.9. Cut after 10 steps by a limit, a state is worth 1 / (1 - γ) = 10,
+    the critic knows; ended after 10 steps, the first is worth (1 - γ^10) / (1 - γ) = 6.51."""
+    envs = Environments(env_id, 2, 0.9)
+    envs.reset(1)
+    net = ActorCritic(1, envs.action_space)
+    net.critic[-1].weight.data.zero_(), net.critic[-1].bias.data.fill_(10)
+    batch = make_batch(40, envs)
+    finished = rollout(envs, net, batch)
+    assert [length for _, _, length in finished] == [10] * 8
+    assert batch.truncated.any() == (env_id == "Probe-v0")
+    for gae_lambda in (1.0, 0.95):
+        ppo_continuous.estimate_advantages(batch, 0.9, gae_lambda)
+        if gae_lambda == 1.0 or env_id == "Probe-v0":
+            torch.testing.assert_close(batch.targets[0], torch.full((2,), value), rtol=1e-4, atol=0)
+
+
+def test_rewards_are_scaled_by_the_std_of_discounted_returns():
+    envs = Environments("Ends-v0", 2, 0.9)
+    envs.reset(1)
+    net = ActorCritic(1, envs.action_space)
+    batch = make_batch(25, envs)
+    returns = []
+    for _ in range(2):
+        rollout(envs, net, batch)
+        ppo_continuous.scale_rewards(batch, net.return_moments)
+        returns += batch.discounted_returns.flatten().tolist()
+        assert batch.rewards.flatten().tolist() == pytest.approx([1 / np.std(returns)] * 50)
+    one_episode = [(1 - 0.9**k) / 0.1 for k in range(1, 11)]
+    assert returns[::2] == pytest.approx((one_episode * 5)[:50])
+
+
+# -------------------------------------------------------------------------------------- Update
+
+
+def random_minibatch(kind, size=12):
+    rng = torch.Generator().manual_seed(1)
+    (old, new), (old_reference, _) = policies(kind, size)
+    torch.manual_seed(0)
+    values, advantages, targets = torch.randn(3, size, dtype=torch.float64, generator=rng)
+    batch = SimpleNamespace(
+        actions=old_reference.sample(), pi=old, advantages=advantages, targets=targets
+    )
+    batch.log_probs = old.log_prob(batch.actions)
+    leaves = [new.log_pi] if kind == "softmax" else [new.mean, new.log_std]
+    return batch, leaves, values
+
+
+def reference_loss(kind, batch, leaves, values, objective, eps, beta, c1, c2, norm_adv):
+    """Eq. 6 to 9, one sample after the other."""
+    advantages = np.array(batch.advantages.tolist())
+    if norm_adv:
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    total = 0.0
+    for i in range(len(values)):
+        if kind == "softmax":
+            unnormalised = np.exp(leaves[0][i].numpy())
+            pi = unnormalised / unnormalised.sum()
+            old = np.exp(batch.pi.log_pi[i].numpy())
+            probability, entropy = pi[batch.actions[i]], -(pi * np.log(pi)).sum()
+            kl = (old * np.log(old / pi)).sum()
+        else:
+            mean, std = leaves[0][i].numpy(), np.exp(leaves[1].numpy())
+            old_mean, old_std = batch.pi.mean[i].numpy(), np.exp(batch.pi.log_std.numpy())
+            z = (batch.actions[i].numpy() - mean) / std
+            probability = np.prod(np.exp(-(z**2) / 2) / (std * math.sqrt(2 * math.pi)))
+            entropy = (np.log(std * math.sqrt(2 * math.pi * math.e))).sum()
+            square = (old_std**2 + (old_mean - mean) ** 2) / (2 * std**2)
+            kl = (np.log(std / old_std) + square - 0.5).sum()
+        ratio = probability / math.exp(batch.log_probs[i])
+        gain = ratio * advantages[i]
+        if objective == "clip":
+            gain = min(gain, min(max(ratio, 1 - eps), 1 + eps) * advantages[i])
+        elif objective != "none":
+            gain -= beta * kl
+        error = (values[i] - batch.targets[i]).item() ** 2
+        total += (gain - c1 * error + c2 * entropy) / len(values)
+    return -total
+
+
+@pytest.mark.parametrize("kind", ["softmax", "normal"])
+@pytest.mark.parametrize("objective", ["clip", "kl-adaptive", "kl-fixed", "none"])
+@pytest.mark.parametrize("norm_adv, c2", [(True, 0.03), (False, 0.0)])
+def test_loss_and_gradient_are_eq_9(kind, objective, norm_adv, c2):
+    batch, leaves, values = random_minibatch(kind)
+    args = (objective, 0.2, 0.4, 0.7, c2, norm_adv)
+    tensors = [*leaves, values]
+    for tensor in tensors:
+        tensor.requires_grad_()
+    pi = Categorical(leaves[0]) if kind == "softmax" else Gaussian(*leaves)
+    loss = ppo_loss(pi, values, batch, *args)
+    plain = [tensor.detach().clone() for tensor in tensors]
+    expected = reference_loss(kind, batch, plain[:-1], plain[-1], *args)
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+    loss.backward()
+    h = 1e-6
+    for tensor, moved in zip(tensors, plain, strict=True):
+        for k in range(moved.numel()):
+            ends = []
+            for shift in (h, -2 * h):
+                moved.view(-1)[k] += shift
+                ends.append(reference_loss(kind, batch, plain[:-1], plain[-1], *args))
+            moved.view(-1)[k] += h
+            slope = (ends[0] - ends[1]) / (2 * h)
+            assert tensor.grad.view(-1)[k].item() == pytest.approx(slope, abs=2e-7)
+
+
+def test_the_adaptive_beta_at_its_borders():
+    target = 0.015
+    assert adapt_beta(4.0, 0.0, target) == adapt_beta(4.0, 0.00999, target) == 2.0
+    assert adapt_beta(4.0, target / 1.5, target) == adapt_beta(4.0, target * 1.5, target) == 4.0
+    assert adapt_beta(4.0, 0.012, target) == 4.0
+    assert adapt_beta(4.0, 0.02251, target) == adapt_beta(4.0, 9.0, target) == 8.0
+
+
+def test_annealing():
+    both, rate, none = (settings("--anneal", a) for a in ("both", "learning-rate", "none"))
+    alpha = both.learning_rate
+    assert ppo_continuous.anneal(both, 250, 1000) == pytest.approx((0.75 * alpha, 0.15))
+    assert ppo_continuous.anneal(rate, 250, 1000) == pytest.approx((0.75 * alpha, 0.2))
+    assert ppo_continuous.anneal(none, 250, 1000) == pytest.approx((alpha, 0.2))
+
+
+class UpdateLog:
+    """Runs `update` on a rollout of CartPole or Pendulum and keeps what each minibatch gave."""
+
+    def __init__(self, *flags, env_id="Pendulum-v1", spoil=None):
+        args = settings("--env-id", env_id, "--num-envs", "4", "--num-steps", "16",
+                        "--minibatch-size", "16", "--objective", "kl-fixed", *flags)  # fmt: skip
+        torch.manual_seed(0)
+        envs = Environments(env_id, 4, args.gamma)
+        envs.reset(1)
+        self.net = ActorCritic(envs.obs.shape[1], envs.action_space, orthogonal=False)
+        optimizer = torch.optim.Adam(self.net.parameters(), 1e-3, fused=True)
+        batch = make_batch(16, envs)
+        rollout(envs, self.net, batch)
+        batch.targets = targets = torch.randn(16, 4)
+        batch.advantages = targets - batch.values[:-1]
+        self.targets, self.seen, self.losses, self.kls = targets.flatten(), [], [], []
+
+        def loss(minibatch, clip_eps, beta):
+            pi, values = self.net(minibatch.obs)
+            self.seen.append(minibatch.targets)
+            self.kls.append(minibatch.pi.kl(pi).mean().item())
+            self.ratios = (pi.log_prob(minibatch.actions) - minibatch.log_probs).exp()
+            self.losses.append(self.ratios.detach())
+            value = ppo_loss(pi, values, minibatch, args.objective, clip_eps, beta, 1.0, 0.0, True)
+            return value * spoil if spoil else value
+
+        self.old = batch.pi
+        self.stats = ppo_continuous.update(loss, self.net, optimizer, batch, 0.2, 1.0, args)
+        with torch.no_grad():
+            self.new = self.net.pi(batch.obs)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_the_first_minibatch_has_ratio_one_and_kl_is_measured_at_the_end(env_id):
+    log = UpdateLog(env_id=env_id)
+    torch.testing.assert_close(log.losses[0], torch.ones(16))
+    assert abs(log.kls[0]) < 1e-6 < log.kls[-1]
+    assert log.stats["kl"] == pytest.approx(log.old.kl(log.new).mean().item(), rel=1e-5) != 0
+    if env_id == "Pendulum-v1":  # the old std is a copy
+        assert not log.old.log_std.any() and log.net.log_std.any()
+
+
+def test_every_epoch_sees_every_sample_once_in_a_new_order():
+    log = UpdateLog("--num-epochs", "3")
+    epochs = [torch.cat(log.seen[4 * k : 4 * k + 4]) for k in range(3)]
+    assert len(log.seen) == 12
+    for epoch in epochs:
+        assert torch.equal(epoch.sort().values, log.targets.sort().values)
+    assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[0], log.targets)
+
+
+def test_target_kl_ends_the_epochs():
+    assert len(UpdateLog("--num-epochs", "5", "--target-kl", "1e-9").seen) == 4
+    assert len(UpdateLog("--num-epochs", "5", "--target-kl", "1e9").seen) == 20
+
+
+def test_gradient_norm_is_clipped():
+    for flag, clipped in (("1e-3", True), ("0", False)):
+        net = UpdateLog("--num-epochs", "1", "--max-grad-norm", flag).net
+        norm = math.sqrt(sum(p.grad.square().sum().item() for p in net.parameters()))
+        assert (norm <= 1.001e-3) == clipped
+
+
+def test_update_refuses_a_loss_that_is_not_finite():
+    with pytest.raises(FloatingPointError, match="is nan"):
+        UpdateLog(spoil=math.nan)
+
+
+# --------------------------------------------------------------------------------------- Probes
+
+
+def train(tmp_path, *flags):
+    """The network of a run at its end, and its score."""
+    flags = [*map(str, flags), "--run-dir", str(tmp_path / "run")]
+    assert ppo_continuous.main(flags) is None
+    checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    args = SimpleNamespace(**checkpoint["settings"])
+    env = gym.make(args.env_id)
+    net = ActorCritic(env.observation_space.shape[0], env.action_space, norm_obs=args.norm_obs)
+    net.load_state_dict(checkpoint["net"])
+    returns = (tmp_path / "run" / "episodes.csv").read_text().splitlines()[1:]
+    return net, np.mean([float(row.split(",")[1]) for row in returns[-100:]])
+
+
+PROBE = ["--num-steps", 128, "--num-envs", 2, "--learning-rate", 3e-3, "--anneal", "none"]
+
+
+def test_probe_the_value_under_a_time_limit_is_10(tmp_path):
+    net, score = train(
+        tmp_path, "--env-id", "Blind-v0", *PROBE, "--total-steps", 9000, "--gamma", 0.9,
+        "--no-norm-reward",
+    )  # fmt: skip
+    with torch.no_grad():
+        value = net(net.normalise(torch.zeros(1, 1, dtype=torch.float64)))[1].item()
+    assert score == 10 and value == pytest.approx(10, abs=0.3)
+
+
+@pytest.mark.parametrize("objective", ["clip", "kl-adaptive", "kl-fixed", "none"])
+def test_probe_bandit(objective, tmp_path):
+    net, score = train(
+        tmp_path, "--env-id", "Bandit-v0", *PROBE, "--total-steps", 3000, "--objective", objective,
+    )  # fmt: skip
+    assert score > 0.9
+
+
+def test_probe_continuous_bandit(tmp_path):
+    net, score = train(
+        tmp_path, "--env-id", "ContinuousBandit-v0", *PROBE, "--total-steps", 8000,
+    )  # fmt: skip
+    with torch.no_grad():
+        pi = net.pi(net.normalise(torch.zeros(1, 1, dtype=torch.float64)))
+    assert pi.mean[0].tolist() == pytest.approx([0.5, -0.3], abs=0.15)
+    assert score > -0.3 and (pi.log_std < -0.5).all()
+
+
+def test_cartpole_is_learned(tmp_path):
+    """A third of its default length is enough for balancing most of the time."""
+    _, score = train(tmp_path, "--total-steps", 35_000, "--goal-score", 250)
+    assert score >= 200
