@@ -36,6 +36,9 @@ from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 
+# torch's idle threads shall sleep, not spin: the emulators need the cores. Read when torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import ale_py
 import gymnasium as gym
 import matplotlib
@@ -366,7 +369,6 @@ def rollout(games, policy, batch):
 
     Returns (t, score, length) of each game that finished at step t = 0, ..., T - 1.
     """
-    torch.set_num_threads(1)  # more would spin between steps and starve the emulators
     num_steps, finished = len(batch.rewards), []
     for t in range(num_steps):
         batch.frames[t].copy_(games.frames, non_blocking=True)
@@ -474,7 +476,6 @@ def update(loss, net, optimizer, batch, clip_eps, args):
     loss(minibatch, ε) runs `net` and returns `ppo_loss`. Returns the means of STATS and the norm of
     the weights; FloatingPointError if one of them is not finite.
     """
-    torch.set_num_threads(args.threads)
     device = batch.frames.device
     names = ("frames", "actions", "log_probs", "by_policy", "advantages", "targets")
     samples = {name: getattr(batch, name).flatten(0, 1).to(device) for name in names}  # (T·N, ...)
@@ -582,7 +583,8 @@ class Records:
         now = time.time()
         speed = (step - self.last_step) / (now - self.last_time)
         for name, value in {**scalars, "score": self.score, "steps_per_second": speed}.items():
-            self.writer.add_scalar(name, value, step)
+            if name != "score" or self.returns:
+                self.writer.add_scalar(name, value, step)
         self.bar.set_postfix_str(f"mean of last 100: {self.score:.1f}", refresh=False)
         self.bar.update(step - self.last_step)
         self.last_step, self.last_time = step, now
@@ -729,6 +731,7 @@ def main(argv=None):
         return evaluate(args, checkpoint)
 
     device = torch.device("cuda" if args.cuda else "cpu")
+    torch.set_num_threads(args.threads)
     torch.backends.cudnn.deterministic = True  # or a resumed run would not repeat itself
     torch.manual_seed(args.seed)
     games = Games(args.env_id, args.num_envs, args.threads, pin_memory=args.cuda)

@@ -722,7 +722,8 @@ class Records:
         now = time.time()
         speed = (step - self.last_step) / (now - self.last_time)
         for name, value in {**scalars, "score": self.score, "steps_per_second": speed}.items():
-            self.writer.add_scalar(name, value, step)
+            if name != "score" or self.returns:
+                self.writer.add_scalar(name, value, step)
         self.bar.set_postfix_str(f"mean of last 100: {self.score:.1f}", refresh=False)
         self.bar.update(step - self.last_step)
         self.last_step, self.last_time = step, now

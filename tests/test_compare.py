@@ -11,9 +11,9 @@ from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "plots"))
-import compare  # noqa: E402
+import compare
 
-import ppo_atari  # noqa: E402
+import ppo_atari
 
 
 def make_run(folder, seed, episodes=300, env_id="PongNoFrameskip-v4"):

@@ -73,6 +73,7 @@ def ours(flags, iterations):
 
 def sb3(cuda, iterations, threads, subprocesses):
     """The same settings in Stable-Baselines3."""
+    import ale_py  # noqa: F401  it registers the games
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -89,7 +90,9 @@ def sb3(cuda, iterations, threads, subprocesses):
         def _on_step(self):
             return True
 
-    kind = {"vec_env_cls": SubprocVecEnv} if subprocesses else {}
+    kind = {}
+    if subprocesses:
+        kind = {"vec_env_cls": SubprocVecEnv, "vec_env_kwargs": {"start_method": "fork"}}
     env = VecFrameStack(make_atari_env("BreakoutNoFrameskip-v4", n_envs=8, seed=1, **kind), 4)
     model = PPO("CnnPolicy", env, n_steps=128, n_epochs=4, batch_size=256, learning_rate=2.5e-4,
                 clip_range=0.1, vf_coef=0.5, ent_coef=0.01, seed=1,
