@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import ppo_atari
+import ppo_continuous
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -47,7 +48,8 @@ def test_nothing_is_left_to_fill_in():
 
 
 def test_flags_exist():
-    flags = {flag for action in ppo_atari.make_parser()._actions for flag in action.option_strings}
+    parsers = [script.make_parser() for script in (ppo_atari, ppo_continuous)]
+    flags = {flag for p in parsers for action in p._actions for flag in action.option_strings}
     mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", README))
     assert mentioned - flags - {"--logdir", "--only"} == set()
 
