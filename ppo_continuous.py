@@ -424,8 +424,6 @@ def make_batch(num_steps, envs):
         terminated=torch.zeros(shape),
         truncated=torch.zeros(shape),
         final_values=torch.zeros(shape),  # where truncated, V of what the environment showed last
-        advantages=torch.zeros(shape),
-        targets=torch.zeros(shape),
     )
 
 
@@ -814,7 +812,7 @@ def load_checkpoint(path, task):
 
 
 def seed_of(seed, iteration):
-    """The seed, an int of 31 bits, of all that is random from a clean boundary on."""
+    """The seed, an int of 31 bits, of all that is random from a checkpoint on."""
     return int(np.random.SeedSequence((seed, iteration)).generate_state(1)[0] >> 1)
 
 
