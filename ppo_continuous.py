@@ -21,11 +21,11 @@ The defaults are the paper's Table 3. A few small tasks have settings of their o
 """
 
 import argparse
-import copy
 import csv
 import hashlib
 import io
 import json
+import logging
 import math
 import os
 import signal
@@ -149,6 +149,8 @@ def make_parser():
 
     add = parser.add_argument_group("the machine").add_argument
     add("--threads", type=count, default=1, help="torch's; more than 1 slows networks this small")
+    add("--compile", action=switch, default=False,
+        help="torch.compile the gradient step; needs a C++ compiler")
 
     add = parser.add_argument_group("the run").add_argument
     add("--run-dir", help="a new folder (default: one under runs/, named after the run)")
@@ -317,6 +319,9 @@ class Categorical:
     def __getitem__(self, index):
         return Categorical(self.log_pi[index])
 
+    def copy(self):
+        return Categorical(self.log_pi.detach())
+
     def sample(self):
         return torch.multinomial(self.log_pi.exp(), 1).squeeze(-1)
 
@@ -340,6 +345,9 @@ class Gaussian:
 
     def __getitem__(self, index):
         return Gaussian(self.mean[index], self.log_std)
+
+    def copy(self):
+        return Gaussian(self.mean.detach(), self.log_std.detach().clone())
 
     def sample(self):
         return self.mean + self.log_std.exp() * torch.randn_like(self.mean)
@@ -475,7 +483,7 @@ def rollout(envs, net, batch):
     # what else is wanted of π_θold, in one pass: much cheaper than step by step, and the same
     batch.obs = net.normalise(batch.raw_obs.flatten(0, 1))  # (T·N, observation size)
     pi, values = net(batch.obs)
-    batch.pi = copy.deepcopy(pi)  # π_θold stays what it was when Adam changes the stds in place
+    batch.pi = pi.copy()  # π_θold stays what it was when Adam changes the stds in place
     batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
     batch.values[:-1] = values.view(num_steps, -1)
     batch.values[-1] = net(net.normalise(torch.from_numpy(envs.obs)))[1]
@@ -590,12 +598,24 @@ def diagnose(net, batch, clip_eps):
     }
 
 
-def update(loss, net, optimizer, batch, clip_eps, beta, args):
+def gradient_step(net, optimizer, minibatch, clip_eps, beta, args):
+    """Move θ by one step of Adam on a minibatch; returns the gradient's norm."""
+    pi, values = net(minibatch.obs)
+    minus_objective = ppo_loss(pi, values, minibatch, args.objective, clip_eps, beta, args.vf_coef,
+                               args.ent_coef, args.norm_adv)  # fmt: skip
+    minus_objective.backward()
+    # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
+    grad_norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
+    optimizer.step()
+    return grad_norm
+
+
+def update(gradient_step, net, optimizer, batch, clip_eps, beta, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    loss(minibatch, ε, β) runs `net` and returns `ppo_loss`. Returns what `diagnose` says of the
-    new θ, the gradient's mean norm and the norm of the weights; FloatingPointError if one of them
-    is not finite.
+    gradient_step: the function above, or what --compile makes of it. Returns what `diagnose` says
+    of the new θ, the gradient's mean norm and the norm of the weights; FloatingPointError if one of
+    them is not finite.
     """
     samples = {
         "obs": batch.obs,
@@ -606,18 +626,16 @@ def update(loss, net, optimizer, batch, clip_eps, beta, args):
         "targets": batch.targets.flatten(),
     }
     everything = SimpleNamespace(**samples)
-    parameters, norms = list(net.parameters()), []
+    clip_eps, beta = torch.tensor(clip_eps), torch.tensor(beta)
+    norms = []
     for _ in range(args.num_epochs):
         order = torch.randperm(batch.targets.numel())
         shuffled = {name: x[order] for name, x in samples.items()}  # once an epoch, then sliced
         for start in range(0, len(order), args.minibatch_size):
             minibatch = {n: x[start : start + args.minibatch_size] for n, x in shuffled.items()}
-            minus_objective = loss(SimpleNamespace(**minibatch), clip_eps, beta)
             optimizer.zero_grad()
-            minus_objective.backward()
-            # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
-            norms.append(nn.utils.clip_grad_norm_(parameters, args.max_grad_norm or inf))
-            optimizer.step()
+            norms.append(gradient_step(net, optimizer, SimpleNamespace(**minibatch), clip_eps, beta,
+                                       args))  # fmt: skip
         # not in the paper: Spinning Up's early stop, off unless --target-kl is given
         if args.target_kl and diagnose(net, everything, clip_eps)["kl"] > 1.5 * args.target_kl:
             break
@@ -871,14 +889,15 @@ def main(argv=None):
     torch.manual_seed(args.seed)
     envs = Environments(args.env_id, args.num_envs, args.gamma)
     net = ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
-    optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
+    learning_rate = torch.tensor(args.learning_rate)
+    optimizer = torch.optim.Adam(net.parameters(), learning_rate, eps=args.adam_eps,
+                                 fused=not args.compile)  # fmt: skip
     batch = make_batch(args.num_steps, envs)
-    beta = args.kl_beta
-
-    def loss(minibatch, clip_eps, beta):
-        pi, values = net(minibatch.obs)
-        return ppo_loss(pi, values, minibatch, args.objective, clip_eps, beta, args.vf_coef,
-                        args.ent_coef, args.norm_adv)  # fmt: skip
+    beta, step_of_adam = args.kl_beta, gradient_step
+    if args.compile:  # loss, backward pass, clipping and Adam become one program
+        torch._logging.set_logs(dynamo=logging.ERROR)  # no warning that it leaves profiling out
+        torch._dynamo.config.trace_autograd_ops = True
+        step_of_adam = torch.compile(gradient_step, dynamic=False)
 
     def learned():
         return {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "beta": beta}
@@ -921,12 +940,12 @@ def main(argv=None):
                 fresh = False
 
             learning_rate, clip_eps = anneal(args, iteration, num_iterations)
-            optimizer.param_groups[0]["lr"] = learning_rate
+            optimizer.param_groups[0]["lr"].fill_(learning_rate)
             finished = rollout(envs, net, batch)
             if args.norm_reward:
                 scale_rewards(batch, net.return_moments)
             explained = estimate_advantages(batch, args.gamma, args.gae_lambda)
-            stats = update(loss, net, optimizer, batch, clip_eps, beta, args)
+            stats = update(step_of_adam, net, optimizer, batch, clip_eps, beta, args)
             stats["beta"] = beta
             if args.objective == "kl-adaptive":
                 beta = adapt_beta(beta, stats["kl"], args.kl_target)
