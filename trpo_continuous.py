@@ -61,10 +61,10 @@ TASKS = {  # where the defaults do not do, or not soon; a flag given by hand win
         "total_steps": 300_000, "num_envs": 4, "num_steps": 256, "gamma": 0.9,
     },
     "LunarLander-v3": {
-        "num_envs": 4, "num_steps": 1000,
+        "num_envs": 4, "num_steps": 1000, "minibatch_size": 100,
     },
     "LunarLanderContinuous-v3": {
-        "num_envs": 4, "num_steps": 1000,
+        "num_envs": 4, "num_steps": 1000, "minibatch_size": 100,
     },
 }  # fmt: skip
 

@@ -65,7 +65,7 @@ def ours(flags, iterations):
     steps = batch * iterations
     return {
         "steps_per_second": steps / seconds,
-        "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "rss_mb": rss_mb(),
         "ms_per_iteration": {part: 1e3 * s / iterations for part, s in spent.items()}
         | {"all": 1e3 * seconds / iterations},
     }
@@ -100,7 +100,7 @@ def sb3(cuda, iterations, threads, subprocesses):
     model.learn(1024 * (iterations + 3), callback=Mark())
     env.close()
     return {"steps_per_second": 1024 * iterations / (marks[2 + iterations] - marks[2]),
-            "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # fmt: skip
+            "rss_mb": rss_mb()}  # fmt: skip
 
 
 def emulator(num_envs, threads, steps=2000):
@@ -148,11 +148,16 @@ def floating_point(network, bf16, threads):
             "update": 1e3 * 1024 * both / rate(threads, dtype)}  # fmt: skip
 
 
-def child(what, **kwargs):
-    """Call one of the functions above in a process of its own."""
+def rss_mb():
+    """Peak resident set of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def child(what, module="throughput", **kwargs):
+    """Call a function of a module of this folder in a process of its own."""
     code = (f"import sys, json; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-            f"import throughput\n"
-            f"print('RESULT' + json.dumps(throughput.{what}(**{kwargs!r})))")  # fmt: skip
+            f"import {module}\n"
+            f"print('RESULT' + json.dumps({module}.{what}(**{kwargs!r})))")  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True,
                           env=os.environ | {"PYTHONWARNINGS": "ignore"})  # fmt: skip
     if done.returncode:
