@@ -25,14 +25,50 @@ from matplotlib.figure import Figure
 
 DATA = Path(__file__).resolve().parent / "data"
 
-PUBLISHED = {  # task: (score, whose); PPO paper, Table 6: mean of the last 100 games of 10M steps
-    "BeamRiderNoFrameskip-v4": (1590.0, "PPO paper, 10M steps"),
-    "BreakoutNoFrameskip-v4": (274.8, "PPO paper, 10M steps"),
-    "PongNoFrameskip-v4": (20.7, "PPO paper, 10M steps"),
-    "QbertNoFrameskip-v4": (14293.3, "PPO paper, 10M steps"),
-    "SeaquestNoFrameskip-v4": (1204.5, "PPO paper, 10M steps"),
-    "SpaceInvadersNoFrameskip-v4": (942.5, "PPO paper, 10M steps"),
-}
+# whose, of which algorithm, on which task; the first that has a task is its line in pictures.
+# MuJoCo's tasks were older versions than -v5, LunarLander's were -v2
+PUBLISHED = {
+    "PPO paper, 10M steps": {  # Table 6
+        "PPO": {
+            "BeamRiderNoFrameskip-v4": 1590.0, "BreakoutNoFrameskip-v4": 274.8,
+            "PongNoFrameskip-v4": 20.7, "QbertNoFrameskip-v4": 14293.3,
+            "SeaquestNoFrameskip-v4": 1204.5, "SpaceInvadersNoFrameskip-v4": 942.5,
+        },
+    },
+    "OpenAI's Baselines": {  # 1M steps, PPO's of 6 seeds; Atari: 10M steps
+        "PPO": {
+            "HalfCheetah-v5": 1668.6, "Hopper-v5": 2316.2, "InvertedDoublePendulum-v5": 7102.9,
+            "InvertedPendulum-v5": 809.4, "Reacher-v5": -6.71, "Swimmer-v5": 111.2,
+            "Walker2d-v5": 3425.0, "BreakoutNoFrameskip-v4": 405.7, "PongNoFrameskip-v4": 20.5,
+        },
+        "TRPO": {
+            "HalfCheetah-v5": 1289.7, "Hopper-v5": 1912.9, "InvertedDoublePendulum-v5": 6731.6,
+            "InvertedPendulum-v5": 905.1, "Reacher-v5": -4.82, "Swimmer-v5": 95.0,
+            "Walker2d-v5": 2342.6,
+        },
+    },
+    "PPO paper's Fig. 3, by eye": {  # 1M steps, 3 seeds
+        "PPO": {
+            "HalfCheetah-v5": 1800, "Hopper-v5": 2330, "InvertedDoublePendulum-v5": 8000,
+            "InvertedPendulum-v5": 1000, "Reacher-v5": -7, "Swimmer-v5": 108, "Walker2d-v5": 3460,
+        },
+        "TRPO": {
+            "HalfCheetah-v5": 0, "Hopper-v5": 2100, "InvertedDoublePendulum-v5": 200,
+            "InvertedPendulum-v5": 1000, "Reacher-v5": -115, "Swimmer-v5": 121,
+            "Walker2d-v5": 1100,
+        },
+    },
+    "RL Baselines3 Zoo, tuned": {  # 1 run, its mean action evaluated; steps may be fewer than here
+        "PPO": {
+            "CartPole-v1": 500.0, "Pendulum-v1": -172.2, "LunarLander-v3": 242.1,
+            "LunarLanderContinuous-v3": 270.9,
+        },
+        "TRPO": {
+            "CartPole-v1": 500.0, "Pendulum-v1": -174.6, "LunarLander-v3": 133.2,
+            "LunarLanderContinuous-v3": 262.4,
+        },
+    },
+}  # fmt: skip
 
 
 class Run(NamedTuple):
@@ -82,14 +118,26 @@ def read_runs(path):
     return runs
 
 
-def keep(run, experiment):
-    """Put a run into plots/data/<experiment>/<variant>/<env-id>/seed<k>.csv.gz."""
-    path = DATA / experiment / run.env_id.replace("/", "-") / f"seed{run.seed}.csv.gz"
+def data_file(place, env_id, seed, data=None):
+    """Where a run is kept; `place` is <experiment>/<variant>."""
+    return (data or DATA) / place / env_id.replace("/", "-") / f"seed{seed}.csv.gz"
+
+
+def keep(run, place, data=None):
+    """Put a run where `data_file` says, whole or not at all; returns the path."""
+    path = data_file(place, run.env_id, run.seed, data)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
+    beside = path.with_name(path.name + ".tmp")
+    with open(beside, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
         lines = [f"{int(s)},{r:.10g},{int(n)}" for s, r, n in run.table]
         file.write("\n".join(["step,return,length", *lines, ""]).encode())
-    print(path)
+    beside.replace(path)
+    return path
+
+
+def algorithm(group):
+    """A group's, by its name: every group that is not called trpo is PPO with some settings."""
+    return "TRPO" if group.startswith("trpo") else "PPO"
 
 
 def curve(table, grid, window=100):
@@ -123,6 +171,23 @@ def interval(values, statistic, resamples=2000, seed=0):
     return np.percentile(means, [2.5, 97.5], axis=0)
 
 
+def published_lines(env_id, groups):
+    """[(score, label, color)] of the algorithms in a picture; a group that is alone in its
+    algorithm shares its color with the line."""
+    colors = {}
+    for k, group in enumerate(groups):
+        colors.setdefault(algorithm(group), []).append(f"C{k}")
+    both, lines = len(colors) > 1, []
+    for name, own in colors.items():
+        for whose, published in PUBLISHED.items():
+            if env_id in published.get(name, {}):
+                score = published[name][env_id]
+                label = f"{whose}{f', {name}' * both}: {score:g}"
+                lines.append((score, label, own[0] if both and len(own) == 1 else "gray"))
+                break
+    return lines
+
+
 def draw(runs, out, statistic="mean"):
     """A panel a task; returns the figure, saved as out.png and out.svg."""
     tasks = sorted({run.env_id for run in runs})
@@ -148,17 +213,20 @@ def draw(runs, out, statistic="mean"):
             if len(members) >= 3:
                 low, high = interval(curves[everyone], statistic)
                 axes.fill_between(grid[everyone], low, high, color=color, alpha=0.2, lw=0)
-        if env_id in PUBLISHED:
-            score, whose = PUBLISHED[env_id]
-            axes.axhline(score, ls="--", color="gray", lw=1, label=f"{whose}: {score:g}")
+        for score, label, color in published_lines(env_id, groups):
+            axes.axhline(score, ls="--", color=color, lw=1, label=label)
         axes.set(title=env_id, xlabel="agent steps", ylabel="mean return of the last 100 episodes")
         axes.set_xlim(left=0)
         axes.legend(fontsize=8)
     for axes in list(figure.axes)[len(tasks) :]:
         axes.remove()
+    save(figure, out)
+    return figure
+
+
+def save(figure, out):
     for suffix in (".png", ".svg"):
         figure.savefig(str(out) + suffix, dpi=120, metadata=NO_DATE.get(suffix))
-    return figure
 
 
 def main(argv=None):
@@ -177,7 +245,7 @@ def main(argv=None):
             fail("two runs of {}, {}, seed {}: keep them as variants, with --keep".format(*name))
     if args.keep:
         for run in runs:
-            keep(run, args.keep)
+            print(keep(run, args.keep))
         return
     draw(runs, args.out, args.statistic)
     for group, env_id, seed, table in sorted(runs, key=lambda run: run[:3]):

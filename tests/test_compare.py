@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "plots"))
 import compare
 
 import ppo_atari
+import ppo_continuous
 
 
 def make_run(folder, seed, episodes=300, env_id="PongNoFrameskip-v4"):
@@ -119,12 +120,32 @@ def test_the_same_data_give_the_same_pictures(tmp_path):
         assert files[0] == files[1]
 
 
-def test_published_scores_are_those_of_the_script():
-    names = {env_id.removesuffix("NoFrameskip-v4"): score for env_id, (score, _) in
-             compare.PUBLISHED.items() if env_id.endswith("NoFrameskip-v4")}  # fmt: skip
+def test_published_scores_are_those_of_the_scripts():
+    atari, mujoco = (compare.PUBLISHED[whose]["PPO"] for whose in
+                     ("PPO paper, 10M steps", "OpenAI's Baselines"))  # fmt: skip
+    names = {env_id.removesuffix("NoFrameskip-v4"): score for env_id, score in atari.items()}
     from_script = {"".join(part.title() for part in game.split("_")): score
                    for game, score in ppo_atari.PAPER_SCORES.items()}  # fmt: skip
     assert names == from_script
+    assert mujoco.items() >= ppo_continuous.PUBLISHED_SCORES.items()
+
+
+def test_a_published_line_has_the_colour_of_its_algorithm(tmp_path):
+    def table(score):
+        return np.column_stack((np.arange(1, 200), np.full(199, score), np.ones(199)))
+
+    names = ("ppo", "trpo")
+    runs = [compare.Run(name, "Hopper-v5", 1, table(k)) for k, name in enumerate(names)]
+    for shown, expected in (
+        (runs, {"C0": 2316.2, "C1": 1912.9}),
+        (runs[:1], {"gray": 2316.2}),
+        (runs[1:], {"gray": 1912.9}),
+        ([runs[0]._replace(group="a"), *runs], {"gray": 2316.2, "C2": 1912.9}),
+    ):
+        [axes] = compare.draw(shown, tmp_path / "picture").axes
+        lines = {line.get_color(): line.get_ydata()[0] for line in axes.lines if
+                 line.get_linestyle() == "--"}  # fmt: skip
+        assert lines == expected
 
 
 def test_committed_data_can_be_read():

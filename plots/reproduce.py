@@ -1,0 +1,697 @@
+"""Run the experiments behind the papers' figures and tables, draw them, print them side by side.
+
+  python plots/reproduce.py figure1                   one term of L^CLIP as a function of the ratio
+  python plots/reproduce.py figure2                   the surrogates along the first update, Hopper
+  python plots/reproduce.py small-tasks               PPO and TRPO on four small tasks
+  python plots/reproduce.py figure3                   PPO and TRPO on seven MuJoCo tasks
+  python plots/reproduce.py table1                    every objective of PPO on those seven tasks
+  python plots/reproduce.py table1-plain              without any step that the paper leaves out
+  python plots/reproduce.py breakout                  Table 5 and Baselines' settings, 10M steps
+  python plots/reproduce.py figure3 --draw-only       what data there are
+  python plots/reproduce.py table1 --seeds 1 --only Hopper Swimmer         runs of these names
+  python plots/reproduce.py breakout --jobs 1 --cuda --compile --bf16      a script's own flags
+
+The scripts run as a user runs them. A run lives in runs/<experiment>/<variant>/<env-id>/seed<k>,
+with its output beside it in seed<k>.log; once it has exited with 0, its episodes are kept in
+plots/data/<experiment>/<variant>/<env-id>/seed<k>.csv.gz. It is finished when that file reaches 95%
+of its steps: the last episode may be cut short, and data kept by hand may be of a run that was not
+over. Started again, this skips what is finished and goes on with what was interrupted.
+
+Flags not listed here go to the scripts as they are. All but --cuda and --compile, which change no
+setting, become part of the variants' names, as in defaults-bf16.
+"""
+
+import argparse
+import fcntl
+import importlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import compare
+import numpy as np
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+PATIENCE = 60  # seconds that the runs get to finish their iterations when all shall stop
+
+sys.path.insert(0, str(ROOT))  # the scripts, imported where they are needed: torch takes seconds
+
+# --------------------------------------------------------------------------------- Experiments
+
+PPO, TRPO, ATARI = "ppo_continuous.py", "trpo_continuous.py", "ppo_atari.py"
+SMALL = ("CartPole-v1", "Pendulum-v1", "LunarLander-v3", "LunarLanderContinuous-v3")
+MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5",
+          "Reacher-v5", "Swimmer-v5", "Walker2d-v5")  # fmt: skip
+BREAKOUT = ("BreakoutNoFrameskip-v4",)
+
+TABLE1 = {  # of the PPO paper: a row's average normalised score, and the flags that give the row
+    "none": (-0.39, "--objective none"),
+    "clip-0.1": (0.76, "--clip-eps 0.1"),
+    "clip-0.2": (0.82, ""),
+    "clip-0.3": (0.70, "--clip-eps 0.3"),
+    "kl-adaptive-0.003": (0.68, "--objective kl-adaptive --kl-target 0.003"),
+    "kl-adaptive-0.01": (0.74, "--objective kl-adaptive --kl-target 0.01"),
+    "kl-adaptive-0.03": (0.71, "--objective kl-adaptive --kl-target 0.03"),
+    "kl-fixed-0.3": (0.62, "--objective kl-fixed --kl-beta 0.3"),
+    "kl-fixed-1": (0.71, "--objective kl-fixed --kl-beta 1"),
+    "kl-fixed-3": (0.72, "--objective kl-fixed --kl-beta 3"),
+    "kl-fixed-10": (0.69, "--objective kl-fixed --kl-beta 10"),
+}
+PLAIN = (
+    " --no-norm-obs --no-norm-reward --no-norm-adv --no-orthogonal --anneal none"
+    " --max-grad-norm 0 --adam-eps 1e-8"
+)
+BASELINES = (
+    "--network nature --num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate"
+)
+
+
+class Variant(NamedTuple):
+    """A curve of a picture, a row of a table: a script with some flags, on some tasks.
+
+    place: <experiment>/<variant> of its folders; equal commands share one, and run once.
+    """
+
+    name: str
+    place: str
+    script: str | None  # None: random actions
+    tasks: tuple
+    flags: str = ""
+
+
+RANDOM = Variant("random", "table1/random", None, MUJOCO)
+
+EXPERIMENTS = {
+    "small-tasks": [
+        Variant("ppo", "small-tasks/ppo", PPO, SMALL),
+        Variant("trpo", "small-tasks/trpo", TRPO, SMALL),
+    ],
+    "figure3": [
+        Variant("ppo", "figure3/ppo", PPO, MUJOCO),
+        Variant("trpo", "figure3/trpo", TRPO, MUJOCO),
+    ],
+    "table1": [
+        RANDOM,
+        *(
+            Variant(row, f"table1/{row}" if flags else "figure3/ppo", PPO, MUJOCO, flags)
+            for row, (_, flags) in TABLE1.items()
+        ),
+    ],
+    "table1-plain": [
+        RANDOM,
+        *(
+            Variant(row, f"table1-plain/{row}", PPO, MUJOCO, flags + PLAIN)
+            for row, (_, flags) in TABLE1.items()
+        ),
+    ],
+    "breakout": [
+        Variant("defaults", "breakout/defaults", ATARI, BREAKOUT),
+        Variant("baselines", "breakout/baselines", ATARI, BREAKOUT, BASELINES),
+    ],
+}
+SEEDS = {"figure2": 1, "small-tasks": 5}  # of the others: 3
+
+
+class Run(NamedTuple):
+    """One command. name: <variant>/<env-id>/seed<k>; folder: the run's; data: its kept episodes."""
+
+    name: str
+    place: str
+    script: str | None
+    env_id: str
+    seed: int
+    flags: tuple
+    steps: int
+    folder: Path
+    data: Path
+
+
+@cache
+def total_steps(script, env_id):
+    """Agent steps of a run: the script's own number for the task; 0 for random actions."""
+    if script is None:
+        return 0
+    module = importlib.import_module(Path(script).stem)
+    own = getattr(module, "TASKS", {}).get(env_id, {})
+    return own.get("total_steps", module.make_parser().get_default("total_steps"))
+
+
+def runs_of(variants, args):
+    """The runs that args asks for, a seed of everything before the next seed."""
+    added = [flag for flag in args.flags if flag not in ("--cuda", "--compile")]
+    suffix = "".join("-" + flag.lstrip("-") for flag in added)
+    runs = []
+    for seed in range(1, args.seeds + 1):
+        for variant in variants:
+            if variant.script is None and seed > 1:
+                continue
+            more = suffix if variant.script else ""
+            place = variant.place + more
+            for env_id in variant.tasks:
+                leaf = Path(env_id.replace("/", "-"), f"seed{seed}")
+                name = f"{variant.name}{more}/{leaf}"
+                if not any(text in name for text in args.only):
+                    continue
+                runs.append(Run(
+                    name, place, variant.script, env_id, seed,
+                    (*variant.flags.split(), *args.flags),
+                    args.total_steps or total_steps(variant.script, env_id),
+                    args.runs_dir / place / leaf,
+                    compare.data_file(place, env_id, seed, args.data_dir),
+                ))  # fmt: skip
+    return runs
+
+
+def covers(table, steps):
+    """Whether a run's episodes are those of the whole run."""
+    return len(table) > 0 and table[-1, 0] >= 0.95 * steps
+
+
+def finished(run):
+    return run.data.exists() and covers(compare.read_table(run.data), run.steps)
+
+
+# ------------------------------------------------------------------------------------- Running
+
+
+def steps_done(folder):
+    """Agent steps by the last episode that a run has recorded, read from the file's end."""
+    try:
+        with open(folder / "episodes.csv", "rb") as file:
+            file.seek(max(0, os.path.getsize(file.name) - 200))
+            last = file.read().split(b"\n")[-2]  # what follows the last newline is not whole
+        return int(last.split(b",")[0])
+    except (OSError, ValueError, IndexError):  # no folder, no episode
+        return 0
+
+
+def command(run, args):
+    """What starts a run, or goes on with it. A folder that cannot be gone on with is moved aside:
+    it has no checkpoint, or is of a run over another number of steps."""
+    threads = ["--threads", str(args.threads)]
+    if (run.folder / "checkpoint.pt").exists():
+        settings = json.loads((run.folder / "config.json").read_text())["settings"]
+        if settings["total_steps"] == run.steps:
+            return [sys.executable, run.script, "--resume", str(run.folder), *threads]
+    if run.folder.exists():
+        names = (run.folder.with_name(f"{run.folder.name}-aside{k}") for k in count(1))
+        run.folder.rename(next(path for path in names if not path.exists()))
+    steps = ["--total-steps", str(args.total_steps)] if args.total_steps else []
+    return [sys.executable, run.script, "--env-id", run.env_id, "--seed", str(run.seed), *threads,
+            *steps, *run.flags, "--run-dir", str(run.folder)]  # fmt: skip
+
+
+def lock(run):
+    """The run's log, locked; None if another process has it: a script that outlived the one that
+    started it, or a second of these. The lock lasts until the script, too, has closed the log."""
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    log = open(run.folder.with_name(f"{run.folder.name}.log"), "a")  # noqa: SIM115
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return log
+    except BlockingIOError:
+        log.close()
+        return None
+
+
+def start(run, log, args):
+    """The run's process, outside the terminal's foreground: Ctrl-C is for `stop` to hand on."""
+    words = command(run, args)
+    print("$", shlex.join(words), file=log, flush=True)
+    env = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
+    return subprocess.Popen(words, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log,
+                            stderr=subprocess.STDOUT, process_group=0)  # fmt: skip
+
+
+def outcome(run, process, log, args):
+    """Keep the data of a run that is over. Returns what went wrong, or None."""
+    if process.returncode == 0:
+        try:
+            [record] = compare.read_runs(run.folder)
+            compare.keep(record, run.place, args.data_dir)
+            return None
+        except OSError as e:
+            return str(e)
+    status = f"exit status {process.returncode}"
+    if process.returncode < 0:
+        status = signal.Signals(-process.returncode).name
+    said = Path(log.name).read_text(errors="replace").strip().splitlines()
+    return f"{status}: {said[-1]} ({log.name})"
+
+
+def stop(processes, interrupts):
+    """Let them finish their iterations and records; kill them when patience is over, or at the
+    second Ctrl-C."""
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    end = time.monotonic() + PATIENCE
+    while any(process.poll() is None for process in processes):
+        if time.monotonic() > end or len(interrupts) > 1:
+            break
+        time.sleep(0.1)
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def launch(runs, args):
+    """Do the runs, args.jobs at a time. Returns {name: what went wrong} of those that failed, and
+    whether Ctrl-C or SIGTERM came in between."""
+    waiting, active, failures, over = list(runs), {}, {}, 0
+    progress = {run.name: min(steps_done(run.folder), run.steps) for run in runs}
+    total, before, began = sum(run.steps for run in runs), sum(progress.values()), time.monotonic()
+    bar = tqdm(total=total, initial=before, unit=" steps", unit_scale=True, smoothing=0,
+               disable=None)  # fmt: skip
+
+    def end(run, log, problem=None):
+        nonlocal over
+        log.close()
+        over, progress[run.name] = over + 1, run.steps
+        steps = sum(progress.values())
+        left = (total - steps) * (time.monotonic() - began) / max(1, steps - before)
+        done = f"{over} of {len(runs)} runs, {tqdm.format_interval(left)} left; {run.name}"
+        if problem is None:
+            bar.write(f"{done}: {number(score(compare.read_table(run.data)))}")
+        else:
+            failures[run.name] = problem
+            bar.write(f"{done} FAILED, {problem}", file=sys.stderr)
+
+    interrupts = []
+    handlers = {which: signal.signal(which, lambda *_: interrupts.append(True))
+                for which in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
+    try:
+        while (waiting or active) and not interrupts:
+            for run in list(waiting):
+                log = lock(run) if len(active) < args.jobs else None
+                if log is None:
+                    continue
+                waiting.remove(run)
+                if finished(run):  # another process has seen to it
+                    end(run, log)
+                    continue
+                try:
+                    active[run] = start(run, log, args), log
+                except (OSError, ValueError, KeyError) as e:  # a full disk, a broken config.json
+                    end(run, log, repr(e))
+            for run, (process, log) in list(active.items()):
+                progress[run.name] = min(steps_done(run.folder), run.steps)
+                if process.poll() is not None:
+                    del active[run]
+                    end(run, log, outcome(run, process, log, args))
+            bar.n = sum(progress.values())
+            bar.set_description(f"{over}/{len(runs)} runs, {len(active)} active")
+            time.sleep(0.2)
+    finally:
+        stop([process for process, _ in active.values()], interrupts)
+        bar.close()
+        for which, handler in handlers.items():
+            signal.signal(which, handler)
+    return failures, bool(interrupts)
+
+
+def play_at_random(env_id, seed, episodes=100):
+    """Uniformly random actions; the paper does not say what its random policy is."""
+    import gymnasium as gym
+
+    env = gym.make(env_id, disable_env_checker=True)
+    env.action_space.seed(seed)
+    table, step = [], 0
+    for episode in range(episodes):
+        env.reset(seed=seed if episode == 0 else None)
+        total, length, over = 0.0, 0, False
+        while not over:
+            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
+            total, length, over = total + float(reward), length + 1, terminated or truncated
+        step += length
+        table.append((step, total, length))
+    env.close()
+    return compare.Run("random", env_id, seed, np.array(table))
+
+
+# ---------------------------------------------------------------------------------- Statistics
+
+
+def score(table):
+    """A run's, as in the PPO paper: the mean return of its last 100 episodes; table (episodes, 3)
+    of step, return, length."""
+    return table[-100:, 1].mean() if len(table) else np.nan
+
+
+def mean(strata):
+    """Mean over tasks of the mean over seeds; strata: an array (seeds,) for each task."""
+    return np.mean([values.mean() for values in strata])
+
+
+def interval(strata, resamples=2000, seed=0):
+    """95% stratified bootstrap interval of `mean`: seeds are drawn anew within each task, as in
+    rliable (Agarwal et al. 2021). nan where a task has fewer than 3."""
+    if min(map(len, strata)) < 3:
+        return np.full(2, np.nan)
+    rng = np.random.default_rng(seed)
+    means = [x[rng.integers(0, len(x), (resamples, len(x)))].mean(-1) for x in strata]
+    return np.percentile(np.mean(means, axis=0), [2.5, 97.5])
+
+
+def normalise(scores, random, best):
+    """Table 1's scores: in every task a random policy's is 0 and the best is 1.
+
+    scores {row: {task: (seeds,)}}, random {task: score}; best "run" or "setting": the paper leaves
+    open whether its best result is one run's or one row's mean. Tasks that a row or `random` lacks
+    are left out for all. Returns {row: {task: (seeds,)}}.
+    """
+    tasks = [task for task in sorted(random) if all(task in own for own in scores.values())]
+    result = {row: {} for row in scores}
+    for task in tasks:
+        best_of = np.max if best == "run" else np.mean
+        top = max(best_of(own[task]) for own in scores.values())
+        for row, own in scores.items():
+            result[row][task] = (own[task] - random[task]) / (top - random[task])
+    return result
+
+
+# -------------------------------------------------------------------------- Tables and pictures
+
+
+def number(x):
+    return "–" if np.isnan(x) else f"{x:.2f}" if abs(x) < 100 else f"{x:.1f}"
+
+
+def spread(values):
+    """mean ± sample std of (seeds,), or the one value"""
+    std = f" ± {number(values.std(ddof=1))}" if len(values) > 1 else ""
+    return number(values.mean()) + std
+
+
+def bounds(strata):
+    low, high = interval(strata)
+    return "–" if np.isnan(low) else f"{number(low)} to {number(high)}"
+
+
+def markdown(header, rows):
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def gather(experiment, args):
+    """All data there are of an experiment, of more seeds or with flags added too.
+
+    Returns compare's runs, for the curves; {variant: {task: (seeds,)}}, the finished runs' scores;
+    and a line for each of the others.
+    """
+    curves, scores, unfinished = [], {}, []
+    for variant in EXPERIMENTS[experiment]:
+        base = args.data_dir / variant.place
+        added = base.parent.glob(f"{base.name}-*") if variant.script else []
+        for place in (base, *sorted(added)):
+            name = variant.name + place.name.removeprefix(base.name)
+            for path in sorted(place.rglob("seed*.csv.gz")):
+                [run] = compare.read_runs(path)
+                steps = args.total_steps or total_steps(variant.script, run.env_id)
+                curves.append(run._replace(group=name))
+                if covers(run.table, steps):
+                    own = scores.setdefault(name, {})
+                    own[run.env_id] = np.append(own.get(run.env_id, []), score(run.table))
+                else:
+                    last = run.table[-1, 0] if len(run.table) else 0
+                    unfinished.append(f"Not finished: {name}/{run.env_id}/seed{run.seed}, "
+                                      f"{number(score(run.table))} at step {last:,.0f} of "
+                                      f"{steps:,}")  # fmt: skip
+    return curves, scores, unfinished
+
+
+def score_table(scores):
+    """A row a variant and task beside the published scores, and how many of those are reached."""
+    rows, reached = [], {}
+    columns = [whose for whose, published in compare.PUBLISHED.items()
+               if any(published.get(compare.algorithm(variant), {}).keys() & own.keys()
+                      for variant, own in scores.items())]  # fmt: skip
+    for variant, own in scores.items():
+        for task, values in sorted(own.items()):
+            cells = []
+            for whose in columns:
+                value = compare.PUBLISHED[whose].get(compare.algorithm(variant), {}).get(task)
+                if value is None:
+                    cells.append("–")
+                    continue
+                reached.setdefault((variant, whose), []).append(values.mean() >= value)
+                cells.append(f"{value:g} {'✓' if values.mean() >= value else '✗'}")
+            rows.append([variant, task, len(values), spread(values), bounds([values]), *cells])
+    header = ["variant", "task", "seeds", "mean ± std", "95% interval", *columns]
+    notes = [f"- {variant}: at or above {whose} (✓) on {sum(hits)} of {len(hits)} tasks"
+             for (variant, whose), hits in reached.items()]  # fmt: skip
+    return "\n".join([markdown(header, rows), "", *notes])
+
+
+def table1(scores, out):
+    """The scores of every task; then Table 1 beside the paper's, and its picture."""
+    rows = {row: scores[row] for row in TABLE1 if row in scores}
+    random = {task: values.mean() for task, values in scores.get("random", {}).items()}
+    every = sorted({task for own in scores.values() for task in own})
+    raw = [[row, *(spread(own[task]) if task in own else "–" for task in every)]
+           for row, own in scores.items()]  # fmt: skip
+    text = [markdown(["mean return", *every], raw), ""]
+    tasks = sorted(set(random).intersection(*rows.values())) if rows else []
+    if not tasks:
+        return "\n".join([*text, "No task has data of every row and of random actions yet."])
+    readings = {best: normalise(rows, random, best) for best in ("run", "setting")}
+    lines = []
+    for row in rows:
+        cells = []
+        for reading in readings.values():
+            strata = list(reading[row].values())
+            cells += [number(mean(strata)), bounds(strata)]
+        lines.append([row, number(TABLE1[row][0]), *cells, sum(map(len, strata))])
+    header = ["objective", "paper", "best run = 1", "95% interval", "best setting = 1",
+              "95% interval", "runs"]  # fmt: skip
+    text += [markdown(header, lines), "", f"Averaged over {', '.join(tasks)}."]
+    if len(tasks) < len(every):
+        left_out = ", ".join(task for task in every if task not in tasks)
+        text.append(f"Left out, since a row here or the random policy has no data: {left_out}.")
+    draw_table1(readings, tasks, out)
+    return "\n".join(text)
+
+
+def draw_table1(readings, tasks, out):
+    """A line a row: its score in both readings, with intervals, and the paper's as a tick."""
+    rows = list(readings["run"])
+    figure = Figure(figsize=(8, 1.5 + 0.4 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    for k, (best, reading) in enumerate(readings.items()):
+        strata = [list(reading[row].values()) for row in rows]
+        heights = np.arange(len(rows)) + 0.24 * k - 0.12
+        low, high = np.array([interval(x) for x in strata]).T
+        axes.plot([mean(x) for x in strata], heights, "o", color=f"C{k}", label=f"best {best} = 1")
+        axes.hlines(heights, low, high, color=f"C{k}")
+    paper = [TABLE1[row][0] for row in rows]
+    axes.plot(paper, range(len(rows)), "k|", ms=18, mew=1.5, label="PPO paper, Table 1")
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.set(xlabel="normalised score, mean over tasks; random policy = 0", title=", ".join(tasks))
+    axes.title.set_fontsize(8)
+    axes.legend(fontsize=8, loc="center left", labelspacing=1)
+    compare.save(figure, out)
+
+
+def report(experiment, args):
+    """Draw an experiment's picture and print its table, of what data there are."""
+    curves, scores, unfinished = gather(experiment, args)
+    out = args.out / experiment
+    if not scores:
+        print("No run is finished.")
+    elif experiment.startswith("table1"):
+        print(table1(scores, out))
+    else:
+        print(score_table(scores))
+    if curves and not experiment.startswith("table1"):
+        compare.draw(curves, out)
+    print("\n".join(unfinished))
+
+
+# ------------------------------------------------------------------------------ Figures 1 and 2
+
+
+def figure1(args):
+    """One term of L^CLIP as a function of the ratio r, for advantages 1 and -1."""
+    import torch
+
+    from ppo_continuous import make_parser, surrogate
+
+    eps = make_parser().get_default("clip_eps")
+    ratios = torch.linspace(0, 2, 401)
+    figure = Figure(figsize=(8, 2.8), layout="constrained")
+    for axes, advantage in zip(figure.subplots(1, 2), (1, -1), strict=True):
+        terms = surrogate("clip", ratios, torch.full((401,), float(advantage)), None, eps, None)
+        axes.plot(ratios, terms, color="k")
+        axes.plot(1, advantage, "o", color="r")
+        edge = 1 + advantage * eps
+        axes.vlines(edge, 0, advantage * edge, ls=":", color="k", lw=1)
+        axes.axhline(0, color="k", lw=0.8)
+        axes.set_xticks([0, 1, edge], ["0", "1", "1+ε" if advantage > 0 else "1−ε"])
+        axes.set_yticks([0, advantage], ["0", "A"])
+        axes.set(title=f"A {'><'[advantage < 0]} 0", xlabel="r", ylabel="$L^{CLIP}$", xlim=(0, 2))
+    compare.save(figure, args.out / "figure1")
+    return figure
+
+
+def first_update(seed, env_id="Hopper-v5"):
+    """The first iteration of a run with Table 3's settings, as `main` of the script makes it.
+
+    Returns its settings, its rollout, its network, and θ before and after as vectors.
+    """
+    import torch
+    from torch.nn.utils import parameters_to_vector
+
+    import ppo_continuous as ppo
+
+    args, _ = ppo.parse_args(["--env-id", env_id, "--seed", str(seed)])
+    torch.set_num_threads(1)
+    torch.manual_seed(args.seed)
+    envs = ppo.Environments(args.env_id, args.num_envs, args.gamma)
+    net = ppo.ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
+    optimizer = torch.optim.Adam(net.parameters(), args.learning_rate, eps=args.adam_eps,
+                                 fused=True)  # fmt: skip
+    batch = ppo.make_batch(args.num_steps, envs)
+
+    def loss(minibatch, clip_eps, beta):
+        pi, values = net(minibatch.obs)
+        return ppo.ppo_loss(pi, values, minibatch, args.objective, clip_eps, beta, args.vf_coef,
+                            args.ent_coef, args.norm_adv)  # fmt: skip
+
+    run_seed = ppo.seed_of(args.seed, 0)
+    torch.manual_seed(run_seed)
+    envs.reset(run_seed)
+    ppo.rollout(envs, net, batch)
+    ppo.scale_rewards(batch, net.return_moments)
+    ppo.estimate_advantages(batch, args.gamma, args.gae_lambda)
+    old = parameters_to_vector(net.parameters()).detach()
+    ppo.update(loss, net, optimizer, batch, args.clip_eps, args.kl_beta, args)
+    return args, batch, net, old, parameters_to_vector(net.parameters()).detach()
+
+
+def surrogates(args, batch, net, old, new, factors):
+    """Means over a rollout at θ = old + factor (new - old); {label: (len(factors),)}."""
+    import torch
+    from torch.nn.utils import vector_to_parameters
+
+    from ppo_continuous import surrogate
+
+    actions, eps = batch.actions.flatten(0, 1), args.clip_eps
+    advantages = batch.advantages.flatten() - batch.advantages.mean()
+    advantages /= advantages.square().mean().sqrt() + 1e-8  # as ppo_loss does with a minibatch's
+    means = {"E[KL]": [], "$L^{CPI}$ = E[r A]": [], "E[clip(r, 1−ε, 1+ε) A]": [],
+             "$L^{CLIP}$ = E[min(r A, clip(r, 1−ε, 1+ε) A)]": []}  # fmt: skip
+    with torch.no_grad():
+        for factor in factors:
+            vector_to_parameters(old + factor * (new - old), net.parameters())
+            pi = net.pi(batch.obs)
+            ratio = (pi.log_prob(actions) - batch.log_probs).exp()
+            terms = (
+                batch.pi.kl(pi),
+                surrogate("none", ratio, advantages, None, eps, None),
+                ratio.clamp(1 - eps, 1 + eps) * advantages,
+                surrogate("clip", ratio, advantages, None, eps, None),
+            )
+            for values, of_samples in zip(means.values(), terms, strict=True):
+                values.append(of_samples.mean().item())
+    return {label: np.array(values) for label, values in means.items()}
+
+
+def figure2(args):
+    """The surrogates as θ goes from θ_old along the first update on Hopper, a panel a seed."""
+    factors = np.linspace(-1, 3, 401)
+    figure = Figure(figsize=(1 + 5 * args.seeds, 4), layout="constrained")
+    rows = [["PPO paper, Hopper-v1", "about 0.02", "1"]]
+    for k, axes in enumerate(figure.subplots(1, args.seeds, squeeze=False).flat):
+        means = surrogates(*first_update(k + 1), factors)
+        for label, values in means.items():
+            axes.plot(factors, values, label=label)
+        kl, *_, l_clip = means.values()
+        rows.append([f"seed {k + 1}", f"{kl[np.isclose(factors, 1)].item():.4f}",
+                     f"{factors[l_clip.argmax()]:.2f}"])  # fmt: skip
+        axes.set(title=f"Hopper-v5, seed {k + 1}", xlabel="linear interpolation factor")
+        axes.set_xticks([0, 1])
+        axes.legend(fontsize=8)
+    compare.save(figure, args.out / "figure2")
+    print(markdown(["", "KL at factor 1", "factor where L^CLIP is greatest"], rows))
+
+
+FIGURES = {"figure1": figure1, "figure2": figure2}
+
+# ---------------------------------------------------------------------------------------- main
+
+
+def make_parser():
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    add, cores = parser.add_argument, len(os.sched_getaffinity(0))
+    add("experiment", choices=(*FIGURES, *EXPERIMENTS))
+    add("--seeds", type=int, help="1 to this; if not given, 1 for figure2, 5 for small-tasks, or 3")
+    add("--jobs", type=int, default=cores, help="runs at a time")
+    add("--threads", type=int, default=1, help="of each run")
+    add("--only", nargs="+", metavar="TEXT", default=[""],
+        help="do the runs whose <variant>/<env-id>/seed<k> contains one of these")  # fmt: skip
+    add("--draw-only", action="store_true", help="run nothing; draw and print what data there are")
+    add("--total-steps", type=int, help="of every run, if not the script's own number")
+    add("--runs-dir", type=Path, default=ROOT / "runs", help="for the runs' folders")
+    add("--data-dir", type=Path, default=compare.DATA, help="for what is kept")
+    add("--out", type=Path, default=ROOT / "plots", help="for the pictures")
+    return parser
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    parser = make_parser()
+    args, args.flags = parser.parse_known_args(argv)
+    args.seeds = args.seeds or SEEDS.get(args.experiment, 3)
+    for name in ("runs_dir", "data_dir", "out"):
+        setattr(args, name, getattr(args, name).resolve())
+    if min(args.seeds, args.jobs, args.threads) < 1:
+        parser.error("--seeds, --jobs and --threads are at least 1")
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.experiment in FIGURES:
+        if args.flags:
+            parser.error(f"unrecognized arguments: {' '.join(args.flags)}")
+        FIGURES[args.experiment](args)
+        return
+
+    failures = {}
+    if not args.draw_only:
+        runs = runs_of(EXPERIMENTS[args.experiment], args)
+        if not runs:
+            parser.error(f"--only: no run's name contains {' or '.join(args.only)}")
+        todo = [run for run in runs if not finished(run)]
+        print(f"{args.experiment}: {len(runs) - len(todo)} of {len(runs)} runs are finished; "
+              f"{args.jobs} at a time", flush=True)  # fmt: skip
+        for run in todo:
+            if run.script is None:
+                compare.keep(play_at_random(run.env_id, run.seed), run.place, args.data_dir)
+        failures, interrupted = launch([run for run in todo if run.script], args)
+        if interrupted:
+            print(f"stopped; go on with: python plots/reproduce.py {shlex.join(argv)}",
+                  file=sys.stderr)  # fmt: skip
+            raise SystemExit(130)
+    report(args.experiment, args)
+    for name, problem in failures.items():
+        print(f"FAILED {name}: {problem}", file=sys.stderr)
+    if failures:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
