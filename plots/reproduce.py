@@ -559,14 +559,9 @@ def first_update(seed, env_id="Hopper-v5"):
     torch.manual_seed(args.seed)
     envs = ppo.Environments(args.env_id, args.num_envs, args.gamma)
     net = ppo.ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
-    optimizer = torch.optim.Adam(net.parameters(), args.learning_rate, eps=args.adam_eps,
-                                 fused=True)  # fmt: skip
+    optimizer = torch.optim.Adam(net.parameters(), torch.tensor(args.learning_rate),
+                                 eps=args.adam_eps, fused=True)  # fmt: skip
     batch = ppo.make_batch(args.num_steps, envs)
-
-    def loss(minibatch, clip_eps, beta):
-        pi, values = net(minibatch.obs)
-        return ppo.ppo_loss(pi, values, minibatch, args.objective, clip_eps, beta, args.vf_coef,
-                            args.ent_coef, args.norm_adv)  # fmt: skip
 
     run_seed = ppo.seed_of(args.seed, 0)
     torch.manual_seed(run_seed)
@@ -575,7 +570,7 @@ def first_update(seed, env_id="Hopper-v5"):
     ppo.scale_rewards(batch, net.return_moments)
     ppo.estimate_advantages(batch, args.gamma, args.gae_lambda)
     old = parameters_to_vector(net.parameters()).detach()
-    ppo.update(loss, net, optimizer, batch, args.clip_eps, args.kl_beta, args)
+    ppo.update(ppo.gradient_step, net, optimizer, batch, args.clip_eps, args.kl_beta, args)
     return args, batch, net, old, parameters_to_vector(net.parameters()).detach()
 
 
