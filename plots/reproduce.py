@@ -4,6 +4,7 @@
   python plots/reproduce.py figure2                   the surrogates along the first update, Hopper
   python plots/reproduce.py small-tasks               PPO and TRPO on four small tasks
   python plots/reproduce.py figure3                   PPO and TRPO on seven MuJoCo tasks
+  python plots/reproduce.py objectives                PPO's four objectives on HalfCheetah
   python plots/reproduce.py table1                    every objective of PPO on those seven tasks
   python plots/reproduce.py table1-plain              without any step that the paper leaves out
   python plots/reproduce.py breakout                  Table 5 and Baselines' settings, 10M steps
@@ -89,6 +90,12 @@ class Variant(NamedTuple):
     flags: str = ""
 
 
+def row_of_table1(row, tasks=MUJOCO):
+    """clip-0.2 is Figure 3's PPO, and nobody runs it twice."""
+    _, flags = TABLE1[row]
+    return Variant(row, f"table1/{row}" if flags else "figure3/ppo", PPO, tasks, flags)
+
+
 RANDOM = Variant("random", "table1/random", None, MUJOCO)
 
 EXPERIMENTS = {
@@ -100,13 +107,11 @@ EXPERIMENTS = {
         Variant("ppo", "figure3/ppo", PPO, MUJOCO),
         Variant("trpo", "figure3/trpo", TRPO, MUJOCO),
     ],
-    "table1": [
-        RANDOM,
-        *(
-            Variant(row, f"table1/{row}" if flags else "figure3/ppo", PPO, MUJOCO, flags)
-            for row, (_, flags) in TABLE1.items()
-        ),
+    "objectives": [
+        row_of_table1(row, ("HalfCheetah-v5",))
+        for row in ("none", "clip-0.2", "kl-adaptive-0.01", "kl-fixed-1")
     ],
+    "table1": [RANDOM, *map(row_of_table1, TABLE1)],
     "table1-plain": [
         RANDOM,
         *(
