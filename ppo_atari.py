@@ -391,24 +391,24 @@ def rollout(games, policy, batch):
 
 
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Advantage estimates of a rollout (Eq. 11, 12). Arguments and result are (T, N).
+    """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
     next_values[t] is V of the true successor of step t, never of what is seen after a reset.
     What comes after a terminated step is worth nothing; a truncated step is worth its successor's
-    value still. The sum of Eq. 11 goes past neither.
+    value still. The sum goes past neither.
     """
-    deltas = rewards + gamma * (1 - terminated) * next_values - values  # Eq. 12
+    deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        advantage = deltas[t] + decay[t] * advantage  # Eq. 11
+        advantage = deltas[t] + decay[t] * advantage  # PPO's Eq. 11
         advantages[t] = advantage
     return advantages
 
 
 def estimate_advantages(batch, gamma, gae_lambda):
-    """Fill in the advantages Â_t and value targets V^targ_t of a rollout (Algorithm 1, line 4).
+    """Fill in a rollout's advantages Â_t and value targets V^targ_t (PPO's Algorithm 1, line 4).
 
     Returns the explained variance: the share of the targets' variance that the values account for.
     """
@@ -559,7 +559,7 @@ class Records:
 
     @property
     def score(self):
-        """The paper's measure, the mean return of the last 100 episodes (fewer at first)."""
+        """Mean return of the last 100 episodes (fewer at first), the PPO paper's measure."""
         return float(np.mean(self.returns[-100:])) if self.returns else float("nan")
 
     @property
@@ -614,7 +614,7 @@ class Records:
         self.draw()
 
     def draw(self):
-        """learning_curve.png: each episode's return, their mean over 100, the paper's score."""
+        """learning_curve.png: each episode's return, their mean over 100, the published score."""
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
         axes.plot(self.steps, self.returns, ".", ms=2, alpha=0.25, label="one game")

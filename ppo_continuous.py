@@ -368,7 +368,7 @@ class Gaussian:
 
 
 class ActorCritic(nn.Module):
-    """Policy π(a|s) and value V(s), two networks of two layers of 64 tanh units (Sec. 6.1).
+    """Policy π(a|s) and value V(s), two networks of two layers of 64 tanh units (PPO's Sec. 6.1).
 
     obs_moments: of the observations; return_moments: of the discounted returns.
     """
@@ -461,7 +461,7 @@ def numpy_policy(net, num_steps, num_envs):
 
 @torch.no_grad()
 def rollout(envs, net, batch):
-    """Run π_θold for T timesteps in N environments, filling `batch` (Algorithm 1, line 3).
+    """Run π_θold for T timesteps in N environments, filling `batch` (PPO's Algorithm 1, line 3).
 
     Returns (t, return, length) of each episode that finished at step t = 0, ..., T - 1.
     """
@@ -482,7 +482,7 @@ def rollout(envs, net, batch):
     # what else is wanted of π_θold, in one pass: much cheaper than step by step, and the same
     batch.obs = net.normalise(batch.raw_obs.flatten(0, 1))  # (T·N, observation size)
     pi, values = net(batch.obs)
-    batch.pi = pi.copy()  # π_θold stays what it was when Adam changes the stds in place
+    batch.pi = pi.copy()  # π_θold stays what it was when the update changes the stds
     batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
     batch.values[:-1] = values.view(num_steps, -1)
     batch.values[-1] = net(net.normalise(torch.from_numpy(envs.obs)))[1]
@@ -495,24 +495,24 @@ def rollout(envs, net, batch):
 
 
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Advantage estimates of a rollout (Eq. 11, 12). Arguments and result are (T, N).
+    """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
     next_values[t] is V of the true successor of step t, never of what is seen after a reset.
     What comes after a terminated step is worth nothing; a truncated step is worth its successor's
-    value still. The sum of Eq. 11 goes past neither.
+    value still. The sum goes past neither.
     """
-    deltas = rewards + gamma * (1 - terminated) * next_values - values  # Eq. 12
+    deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        advantage = deltas[t] + decay[t] * advantage  # Eq. 11
+        advantage = deltas[t] + decay[t] * advantage  # PPO's Eq. 11
         advantages[t] = advantage
     return advantages
 
 
 def estimate_advantages(batch, gamma, gae_lambda):
-    """Fill in the advantages Â_t and value targets V^targ_t of a rollout (Algorithm 1, line 4).
+    """Fill in a rollout's advantages Â_t and value targets V^targ_t (PPO's Algorithm 1, line 4).
 
     Returns the explained variance: the share of the targets' variance that the values account for.
     """
@@ -713,7 +713,7 @@ class Records:
 
     @property
     def score(self):
-        """The paper's measure, the mean return of the last 100 episodes (fewer at first)."""
+        """Mean return of the last 100 episodes (fewer at first), the PPO paper's measure."""
         return float(np.mean(self.returns[-100:])) if self.returns else float("nan")
 
     @property
@@ -767,7 +767,7 @@ class Records:
         self.draw()
 
     def draw(self):
-        """learning_curve.png: each episode's return, their mean over 100, the paper's score."""
+        """learning_curve.png: each episode's return, their mean over 100, the published score."""
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
         axes.plot(self.steps, self.returns, ".", ms=2, alpha=0.25, label=LABELS["one"])

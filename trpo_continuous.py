@@ -1,18 +1,18 @@
 r"""TRPO on state vectors (Schulman et al. 2015, https://arxiv.org/abs/1502.05477).
 
-The practical algorithm of Sec. 6, "single path"                             here
+The practical algorithm of Sec. 6, "single path", in our lines               here
 1  for iteration = 1, 2, ... do                                              main
 2      run policy π_θold, collecting states, actions and rewards             rollout
 3      estimate the Q-values of the state-action pairs                       estimate_advantages
-4      maximise the surrogate over the pairs, with the mean KL at most δ:    trust_region_step
-           g: the surrogate's gradient; A: the KL's second derivatives       fisher_vector_product
-           s ≈ A⁻¹ g                                                         conjugate_gradient
-           θ ← θ_old + β s, the largest β that improves and keeps to δ       line_search
+4      maximise the surrogate over the pairs, with the mean KL at most δ:    update
+           g: the surrogate's gradient; A: the KL's second derivatives       trust_region_step
+           s ≈ A⁻¹ g, without ever forming A                                 conjugate_gradient
+           θ ← θ_old + β s, β shrinking until L improves and KL ≤ δ          line_search
 5      θ_old ← θ                                                             the next rollout's θ
 6  end for
 
-The paper has no critic; with today's practice, GAE's advantages stand for Q, and a critic is
-fitted to the returns after the policy's step (fit_critic).
+The paper has no critic. As is usual today, GAE's advantages stand for the Q-values, which changes
+the surrogate by a constant only, and a critic is fitted after the policy's step (fit_critic).
 
   python trpo_continuous.py                              learn CartPole-v1, in about a minute
   python trpo_continuous.py --env-id HalfCheetah-v5      a million steps, Box actions
@@ -114,19 +114,23 @@ def make_parser():
     add("--total-steps", type=count, default=1_000_000, help="agent steps")
 
     add = parser.add_argument_group("the trust region, Sec. 6 and App. C").add_argument
-    add("--max-kl", type=not_negative, default=0.01, help="δ of Eq. 14, the paper's")
-    add("--cg-iters", type=number(int, 0), default=10, help="of conjugate gradient, the paper's k")
-    add("--cg-damping", type=not_negative, default=0.1,
-        help="added to the diagonal of A; not in the paper: Baselines'")
+    add("--max-kl", type=number(float, 1e-12), default=0.01, help="δ of Eq. 14, the paper's")
+    add("--cg-iters", type=count, default=10, help="of conjugate gradient, the paper's k")
+    add("--cg-damping", type=not_negative, default=0.1, help="added to the diagonal of A, which "
+        "shortens the step too; not in the paper: Baselines'")
     add("--fvp-fraction", type=number(float, 1e-9, 1), default=1.0,
-        help="share of the states that A is the mean of; the paper, with 50,000, takes 0.1")
-    add("--line-search-steps", type=count, default=10, help="tries of the line search")
-    add("--backtrack-coef", type=fraction, default=0.8, help="by which a try is shorter")
-    add("--gamma", type=fraction, default=0.99, help="γ, the discount, the paper's")
+        help="share of the states that A is the mean of; App. C.1 takes 0.1")
+    add("--line-search-steps", type=count, default=10,
+        help="tries of the line search; the paper gives no number (10: Baselines')")
+    add("--backtrack-coef", type=number(float, 0.01, 0.99), default=0.8,
+        help="β shrinks to this share at each try (0.8: Spinning Up's; Baselines': 0.5)")
 
-    add = parser.add_argument_group("the batch and the critic; not in the paper").add_argument
+    add = parser.add_argument_group("the batch").add_argument
     add("--num-envs", type=count, default=1, help="N, the number of actors")
     add("--num-steps", type=count, default=1024, help="T, the horizon of a rollout (Baselines')")
+    add("--gamma", type=fraction, default=0.99, help="γ, the discount, the paper's")
+
+    add = parser.add_argument_group("the critic and GAE; not in the paper").add_argument
     add("--gae-lambda", type=fraction, default=0.98,
         help="λ of GAE (Baselines'); 1: Monte-Carlo returns")
     add("--num-epochs", type=count, default=5, help="the critic's passes over a rollout "
@@ -134,6 +138,8 @@ def make_parser():
     add("--minibatch-size", type=count, default=64, help="the critic's (Baselines')")
     add("--learning-rate", type=not_negative, default=1e-3,
         help="Adam's step size for the critic (Baselines')")
+
+    add = parser.add_argument_group("not in the paper; in OpenAI's Baselines").add_argument
     add("--norm-obs", action=switch, default=True, help="normalise observations, clip them at 10")
     add("--norm-reward", action=switch, default=True, help="scale rewards by the std of returns")
     add("--norm-adv", action=switch, default=True, help="normalise a rollout's advantages")
@@ -314,12 +320,12 @@ class Categorical:
     def copy(self):
         return Categorical(self.log_pi.detach())
 
-    def parameters(self):
-        """The numbers that describe π(·|s), (B, number of actions)"""
+    def numbers(self):
+        """What describes π(·|s): log π of every action, (B, number of actions)."""
         return self.log_pi
 
     def metric(self):
-        """M of Eq. 56, a diagonal matrix: KL(π ‖ π')'s second derivatives by them"""
+        """The diagonal of M, (B, number of actions), where E_a[∇log π ∇log πᵀ] = Jᵀ M J."""
         return self.log_pi.exp()
 
     def sample(self):
@@ -349,12 +355,12 @@ class Gaussian:
     def copy(self):
         return Gaussian(self.mean.detach(), self.log_std.detach().clone())
 
-    def parameters(self):
-        """The numbers that describe π(·|s), (B, 2D)"""
+    def numbers(self):
+        """What describes π(·|s): means and logarithms of stds, (B, 2D)."""
         return torch.cat((self.mean, self.log_std.expand_as(self.mean)), -1)
 
     def metric(self):
-        """M of Eq. 56, a diagonal matrix: KL(π ‖ π')'s second derivatives by them"""
+        """The diagonal of M, (2D,): the second derivatives of KL(π ‖ π') by them at π' = π."""
         inverse_variance = (-2 * self.log_std).exp()
         return torch.cat((inverse_variance, torch.full_like(inverse_variance, 2)))
 
@@ -378,7 +384,7 @@ class Gaussian:
 
 
 class ActorCritic(nn.Module):
-    """Policy π(a|s) and value V(s), two networks of two layers of 64 tanh units (Sec. 6.1).
+    """Policy π(a|s) and value V(s), two networks of two layers of 64 tanh units (PPO's Sec. 6.1).
 
     obs_moments: of the observations; return_moments: of the discounted returns.
     """
@@ -471,7 +477,7 @@ def numpy_policy(net, num_steps, num_envs):
 
 @torch.no_grad()
 def rollout(envs, net, batch):
-    """Run π_θold for T timesteps in N environments, filling `batch` (Algorithm 1, line 3).
+    """Run π_θold for T timesteps in N environments, filling `batch` (PPO's Algorithm 1, line 3).
 
     Returns (t, return, length) of each episode that finished at step t = 0, ..., T - 1.
     """
@@ -492,7 +498,7 @@ def rollout(envs, net, batch):
     # what else is wanted of π_θold, in one pass: much cheaper than step by step, and the same
     batch.obs = net.normalise(batch.raw_obs.flatten(0, 1))  # (T·N, observation size)
     pi, values = net(batch.obs)
-    batch.pi = pi.copy()  # π_θold stays what it was when Adam changes the stds in place
+    batch.pi = pi.copy()  # π_θold stays what it was when the update changes the stds
     batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
     batch.values[:-1] = values.view(num_steps, -1)
     batch.values[-1] = net(net.normalise(torch.from_numpy(envs.obs)))[1]
@@ -505,24 +511,24 @@ def rollout(envs, net, batch):
 
 
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Advantage estimates of a rollout (Eq. 11, 12). Arguments and result are (T, N).
+    """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
     next_values[t] is V of the true successor of step t, never of what is seen after a reset.
     What comes after a terminated step is worth nothing; a truncated step is worth its successor's
-    value still. The sum of Eq. 11 goes past neither.
+    value still. The sum goes past neither.
     """
-    deltas = rewards + gamma * (1 - terminated) * next_values - values  # Eq. 12
+    deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        advantage = deltas[t] + decay[t] * advantage  # Eq. 11
+        advantage = deltas[t] + decay[t] * advantage  # PPO's Eq. 11
         advantages[t] = advantage
     return advantages
 
 
 def estimate_advantages(batch, gamma, gae_lambda):
-    """Fill in the advantages Â_t and value targets V^targ_t of a rollout (Algorithm 1, line 4).
+    """Fill in a rollout's advantages Â_t and value targets V^targ_t (PPO's Algorithm 1, line 4).
 
     Returns the explained variance: the share of the targets' variance that the values account for.
     """
@@ -553,27 +559,29 @@ def flat(tensors):
 
 
 def surrogate(pi, batch):
-    """L_θold(θ), the objective of Eq. 14, with advantages for Q."""
+    """L_θold(θ), the objective of Eq. 14 with q = π_θold (Sec. 5.1) and advantages for Q."""
     ratio = (pi.log_prob(batch.actions) - batch.log_probs).exp()
     return (ratio * batch.advantages).mean()
 
 
 def fisher_vector_product(pi, weights):
-    """The function y -> A y, where A = mean over states of Jᵀ M J (App. C.1, Eq. 56).
+    """The function y -> A y, where A, the KL's second derivatives at θ_old, is the mean over states
+    of Jᵀ M J (App. C.1, Eq. 56).
 
-    pi: the policies of B states, with the graph that leads to `weights`, tensors of W numbers in
-    all; y and A y are (W,). J is the derivative of π's parameters by the weights, M the KL's second
-    derivative by π's parameters. The paper's other form, differentiating the KL twice (Eq. 57),
-    gives the same and takes 1.6 times as long here.
+    pi: π_θold of B states, with the graph that leads to `weights`, tensors of W numbers in all; y
+    and A y are (W,). J is the derivative by the weights of the numbers that describe π(·|s), M is
+    π's metric. The paper's other form, differentiating the KL twice (Eq. 57), gives the same and
+    takes 1.6 times as long with 2,048 states on one core.
     """
-    parameters = pi.parameters()
-    metric = pi.metric().detach() / len(parameters)
-    u = torch.zeros_like(parameters, requires_grad=True)
-    jt_u = flat(torch.autograd.grad(parameters, weights, u, create_graph=True))  # Jᵀu
+    numbers = pi.numbers()
+    metric = pi.metric().detach() / len(numbers)  # M, and the mean over states
+    u = torch.zeros_like(numbers, requires_grad=True)
+    # backward mode gives Jᵀu; that is linear in u, so its derivative by u, along y, is J y
+    jt_u = flat(torch.autograd.grad(numbers, weights, u, create_graph=True))
 
     def product(y):
-        (j_y,) = torch.autograd.grad(jt_u, u, y, retain_graph=True)  # J y = ∂(yᵀ Jᵀu)/∂u
-        return flat(torch.autograd.grad(parameters, weights, metric * j_y, retain_graph=True))
+        (j_y,) = torch.autograd.grad(jt_u, u, y, retain_graph=True)
+        return flat(torch.autograd.grad(numbers, weights, metric * j_y, retain_graph=True))
 
     return product
 
@@ -581,14 +589,15 @@ def fisher_vector_product(pi, weights):
 def conjugate_gradient(product, b, num_iters, tolerance=1e-10):
     """Solve A x = b for a positive definite A, given as product(y) = A y; App. C.
 
-    Returns x and the norm of the residual b - A x. Ends early once the squared norm is below
-    `tolerance`, or where A turns out not to be positive: then with the x so far.
+    Returns x and the norm of the residual b - A x. Ends early once its square is `tolerance` times
+    b's or less, or where A turns out not to be positive: then with the x so far.
     """
     x = torch.zeros_like(b)
     residual, p = b.clone(), b.clone()
     squares = residual @ residual
+    small = tolerance * squares
     for _ in range(num_iters):
-        if squares < tolerance:
+        if squares <= small:
             break
         a_p = product(p)
         curvature = p @ a_p
@@ -610,7 +619,7 @@ def line_search(measure, weights, full_step, max_kl, num_tries, backtrack_coef):
     Returns the fraction of the step taken, the improvement and the KL: zeros if every try fails,
     and then the weights are what they were, bit for bit.
     """
-    old = nn.utils.parameters_to_vector(weights)
+    old = flat(weights)
     fraction = 1.0
     for _ in range(num_tries):
         nn.utils.vector_to_parameters(old + fraction * full_step, weights)
@@ -626,8 +635,8 @@ def trust_region_step(net, batch, args):
     """Maximise the surrogate in the trust region around θ_old (Eq. 14), moving θ.
 
     batch: obs (B, observation size), actions, π_θold as pi, its log_probs of the actions, and the
-    advantages. Returns what happened; FloatingPointError, θ untouched, for a gradient that is not
-    finite.
+    advantages. Returns what happened; FloatingPointError, θ untouched, for a gradient or an A that
+    is not finite.
     """
     weights = list(net.actor.parameters())
     if net.log_std is not None:
@@ -647,9 +656,12 @@ def trust_region_step(net, batch, args):
 
     s, residual = conjugate_gradient(damped, g, args.cg_iters)
     s_a_s = s @ damped(s)
-    stats = {"kl": 0.0, "improvement": 0.0, "expected_improvement": 0.0, "step_fraction": 0.0}
+    if not s_a_s.isfinite():
+        raise FloatingPointError(f"sᵀAs is {s_a_s.item()}")
+    fraction, improvement, kl, expected = 0.0, 0.0, 0.0, 0.0
     if s_a_s > 0:  # else, with a gradient of zero, there is nowhere to go
-        full_step = (2 * args.max_kl / s_a_s).sqrt() * s  # β s, where the KL is about δ (App. C)
+        # β s of App. C; with the damping in sᵀAs too, as in Baselines, its KL is below δ mostly
+        full_step = (2 * args.max_kl / s_a_s).sqrt() * s
 
         def measure():
             pi = net.pi(batch.obs)
@@ -659,10 +671,10 @@ def trust_region_step(net, batch, args):
         fraction, improvement, kl = line_search(
             measure, weights, full_step, args.max_kl, args.line_search_steps, args.backtrack_coef
         )
-        expected = (g @ full_step).item()  # to first order, of the full step
-        stats = {"kl": kl, "improvement": improvement, "expected_improvement": expected,
-                 "step_fraction": fraction}  # fmt: skip
-    return stats | {"cg_residual": residual, "grad_norm": g.norm().item()}
+        expected = fraction * (g @ full_step).item()  # to first order
+    return {"kl": kl, "improvement": improvement, "expected_improvement": expected,
+            "step_fraction": fraction, "cg_residual": residual,
+            "grad_norm": g.norm().item()}  # fmt: skip
 
 
 def gradient_step(net, optimizer, minibatch):
@@ -673,7 +685,7 @@ def gradient_step(net, optimizer, minibatch):
 
 
 def fit_critic(gradient_step, net, optimizer, batch, args):
-    """Regress V(s) on the returns, K epochs of minibatches; not in the paper.
+    """Regress V(s) on V^targ, K epochs of minibatches; not in the paper: Baselines'.
 
     gradient_step: the function above, or what --compile makes of it.
     """
@@ -693,7 +705,9 @@ def update(gradient_step, net, optimizer, batch, args):
     Returns what happened; FloatingPointError if a part of it is not finite.
     """
     advantages = batch.advantages.flatten()  # (T, N) -> (T·N,)
-    if args.norm_adv:  # not in the paper: Baselines' normalisation (--no-norm-adv)
+    # not in the paper: Baselines' normalisation (--no-norm-adv). Only that the mean becomes 0
+    # matters: β s is the same for any scale
+    if args.norm_adv:
         advantages = advantages - advantages.mean()
         advantages = advantages / (advantages.square().mean().sqrt() + 1e-8)
     samples = SimpleNamespace(obs=batch.obs, actions=batch.actions.flatten(0, 1), pi=batch.pi,
@@ -779,7 +793,7 @@ class Records:
 
     @property
     def score(self):
-        """The paper's measure, the mean return of the last 100 episodes (fewer at first)."""
+        """Mean return of the last 100 episodes (fewer at first), the PPO paper's measure."""
         return float(np.mean(self.returns[-100:])) if self.returns else float("nan")
 
     @property
@@ -833,7 +847,7 @@ class Records:
         self.draw()
 
     def draw(self):
-        """learning_curve.png: each episode's return, their mean over 100, the paper's score."""
+        """learning_curve.png: each episode's return, their mean over 100, the published score."""
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
         axes.plot(self.steps, self.returns, ".", ms=2, alpha=0.25, label=LABELS["one"])
@@ -1007,7 +1021,8 @@ def main(argv=None):
                 scale_rewards(batch, net.return_moments)
             explained = estimate_advantages(batch, args.gamma, args.gae_lambda)
             stats = update(step_of_adam, net, optimizer, batch, args)
-            net.obs_moments.add(batch.raw_obs.flatten(0, 1))  # normalise the next rollout
+            # normalise the next rollout; this moves π too, by a KL that δ does not bound
+            net.obs_moments.add(batch.raw_obs.flatten(0, 1))
 
             iteration += 1
             episodes = [(step + (t + 1) * args.num_envs, r, n) for t, r, n in finished]
