@@ -72,7 +72,9 @@ class Parser(argparse.ArgumentParser):
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action):  # no "(default: None)"
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
+        if action.default is None or action.default is False:
+            return action.help
+        return super()._get_help_string(action)
 
 
 def number(kind, low, high=inf):
@@ -393,7 +395,7 @@ def rollout(games, policy, batch):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the true successor of step t, never of what is seen after a reset.
+    next_values[t] is V of the true successor of step t; where terminated, it is not used.
     What comes after a terminated step is worth nothing; a truncated step is worth its successor's
     value still. The sum goes past neither.
     """
@@ -553,8 +555,9 @@ class Records:
             replace(self.run_dir / "config.json", lambda file: file.write(text.encode()))
             self.writer = SummaryWriter(self.run_dir, purge_step=self.last_step + 1)
         except OSError as e:
-            fail(f"--run-dir {self.run_dir}: {e.strerror}")
-        total = args.total_steps
+            fail(f"{e.filename or self.run_dir}: {e.strerror}; --run-dir wants a new folder, "
+                 f"--resume a run's")  # fmt: skip
+        total = args.total_steps - args.total_steps % (args.num_steps * args.num_envs)
         self.bar = tqdm(total=total, initial=self.last_step, unit=" steps", disable=None)
 
     @property
@@ -585,7 +588,8 @@ class Records:
         for name, value in {**scalars, "score": self.score, "steps_per_second": speed}.items():
             if name != "score" or self.returns:
                 self.writer.add_scalar(name, value, step)
-        self.bar.set_postfix_str(f"mean of last 100: {self.score:.1f}", refresh=False)
+        progress = f"episode {len(self.returns)}, mean of last 100: {self.score:.1f}"
+        self.bar.set_postfix_str(progress, refresh=False)
         self.bar.update(step - self.last_step)
         self.last_step, self.last_time = step, now
         if self.bar.disable and now - self.last_line > 30:  # no terminal: a line now and then
@@ -761,10 +765,10 @@ def main(argv=None):
         optimizer.load_state_dict(checkpoint["optimizer"])
     records = Records(args, checkpoint)
     size = sum(p.numel() for p in net.parameters())
-    print(f"{args.env_id}: {games.num_actions} actions; {args.network} network, {size:,} weights; "
-          f"{num_iterations} iterations of {args.num_envs} actors × {args.num_steps} steps, a "
-          f"checkpoint every {args.checkpoint_every}; {device}, {args.threads} threads; "
-          f"{args.run_dir}", flush=True)  # fmt: skip
+    tqdm.write(f"{args.env_id}: {games.num_actions} actions; {args.network} network, {size:,} "
+               f"weights; {num_iterations} iterations of {args.num_envs} actors × "
+               f"{args.num_steps} steps, a checkpoint every {args.checkpoint_every}; {device}, "
+               f"{args.threads} threads; {args.run_dir}")  # fmt: skip
 
     interrupts = []
 
@@ -790,9 +794,9 @@ def main(argv=None):
 
             learning_rate, clip_eps = anneal(args, iteration, num_iterations)
             optimizer.param_groups[0]["lr"] = learning_rate
-            finished = rollout(games, policy, batch)
-            explained = estimate_advantages(batch, args.gamma, args.gae_lambda)
-            stats = update(loss, net, optimizer, batch, clip_eps, args)
+            finished = rollout(games, policy, batch)  # line 3
+            explained = estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
+            stats = update(loss, net, optimizer, batch, clip_eps, args)  # line 6
 
             iteration += 1
             episodes = [(step + (t + 1) * args.num_envs, r, n) for t, r, n in finished]

@@ -10,14 +10,15 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 7      θ_old ← θ                                                             the next rollout's θ
 8  end for
 
-The defaults are the paper's Table 3. A few small tasks have settings of their own, in TASKS.
+The defaults are Table 3's, with what Baselines adds to the paper's algorithm: each such step says
+"not in the paper" and has a flag that turns it off. Small tasks have settings of their own (TASKS).
 
   python ppo_continuous.py                               learn CartPole-v1, in about a minute
   python ppo_continuous.py --env-id HalfCheetah-v5       a million steps, Box actions
   python ppo_continuous.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_continuous.py --evaluate RUN_DIR --render   watch what it learned; --video records it
   python ppo_continuous.py --env-id HalfCheetah-v5 --no-norm-obs --no-norm-reward --no-norm-adv \
-      --no-orthogonal --anneal none --max-grad-norm 0 --adam-eps 1e-8       the paper, to the letter
+      --no-orthogonal --anneal none --max-grad-norm 0 --adam-eps 1e-8       without all that
 """
 
 import argparse
@@ -28,6 +29,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -61,7 +63,7 @@ TASKS = {  # where Table 3 does not do, or not soon; a flag given by hand wins
         "total_steps": 200_000, "num_envs": 4, "num_steps": 256, "learning_rate": 1e-3,
         "gamma": 0.95,
     },
-    "LunarLander-v3": {
+    "LunarLander-v3": {  # RL Zoo's
         "num_envs": 16, "num_steps": 1024, "num_epochs": 4, "gamma": 0.999, "gae_lambda": 0.98,
         "ent_coef": 0.01,
     },
@@ -84,7 +86,9 @@ class Parser(argparse.ArgumentParser):
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action):  # no "(default: None)"
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
+        if action.default is None or action.default is False:
+            return action.help
+        return super()._get_help_string(action)
 
 
 def number(kind, low, high=inf):
@@ -105,7 +109,7 @@ def number(kind, low, high=inf):
 def make_parser():
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False,
                     formatter_class=Help,
-                    epilog=f"Settings of their own have: {', '.join(TASKS)}.")
+                    epilog=f"Other defaults than these have: {', '.join(TASKS)}.")
     count, not_negative, fraction = number(int, 1), number(float, 0), number(float, 0, 1)
     switch = argparse.BooleanOptionalAction
 
@@ -126,9 +130,10 @@ def make_parser():
 
     add = parser.add_argument_group("the objective, Sec. 3 to 5 of the paper").add_argument
     add("--objective", choices=("clip", "kl-adaptive", "kl-fixed", "none"), default="clip",
-        help="L^CLIP of Eq. 7, L^KLPEN of Eq. 8, or L^CPI of Eq. 6")
+        help="L^CLIP of Eq. 7; L^KLPEN of Eq. 8, its β adaptive or fixed; none: L^CPI of Eq. 6")
     add("--clip-eps", type=not_negative, default=0.2, help="ε of Eq. 7")
-    add("--kl-target", type=not_negative, default=0.01, help="d_targ, for the adaptive β of Sec. 4")
+    add("--kl-target", type=number(float, 1e-12), default=0.01,
+        help="d_targ, for the adaptive β of Sec. 4")
     add("--kl-beta", type=not_negative, default=1.0, help="β of Eq. 8; the adaptive one's first")
     add("--vf-coef", type=not_negative, default=1.0,
         help="c1 of Eq. 9, where L^VF is (V - V^targ)²")
@@ -136,12 +141,14 @@ def make_parser():
 
     add = parser.add_argument_group("not in the paper; in OpenAI's Baselines").add_argument
     add("--norm-obs", action=switch, default=True, help="normalise observations, clip them at 10")
-    add("--norm-reward", action=switch, default=True, help="scale rewards by the std of returns")
+    add("--norm-reward", action=switch, default=True,
+        help="scale rewards by the std of returns, clip them at 10")
     add("--norm-adv", action=switch, default=True, help="normalise each minibatch's advantages")
     add("--orthogonal", action=switch, default=True, help="orthogonal init, small policy head")
     add("--anneal", choices=("both", "learning-rate", "none"), default="learning-rate",
-        help="what falls linearly to 0; both: ε too")
-    add("--max-grad-norm", type=not_negative, default=0.5, help="of the gradient; 0: any")
+        help="what falls linearly to 0 over the run: α, or α and ε (both)")
+    add("--max-grad-norm", type=not_negative, default=0.5, help="the gradient's norm is clipped at "
+        "this, over both networks; 0: no clipping")
     add("--adam-eps", type=not_negative, default=1e-5, help="Adam's ε (PyTorch: 1e-8)")
     add("--target-kl", type=not_negative, help="end an iteration's epochs once the KL exceeds 1.5 "
         "times this (Spinning Up's, not Baselines')")
@@ -201,6 +208,8 @@ def parse_args(argv=None):
     if args.total_steps < batch_size:
         fail(f"--total-steps {args.total_steps} is less than one rollout's {batch_size}")
     check_task(args.env_id)
+    if args.compile and shutil.which(os.environ.get("CXX", "g++")) is None:
+        fail("--compile wants a C++ compiler: g++, or what the variable CXX names")
     if args.checkpoint_every is None:
         args.checkpoint_every = max(1, args.total_steps // batch_size // 15)
     if args.run_dir is None:
@@ -232,7 +241,8 @@ class Environments:
     """N environments, stepped one after the other; one whose episode ends starts anew at once.
 
     obs:                (N, observation size), what the agents see now
-    discounted_returns: (N,), r_t + γ r_{t-1} + γ² r_{t-2} + ... back to the episode's beginning
+    discounted_returns: (N,), r_t + γ r_{t-1} + γ² r_{t-2} + ... back to the episode's beginning,
+        by whose std Baselines scales rewards
     """
 
     def __init__(self, env_id, num_envs, gamma):
@@ -257,7 +267,8 @@ class Environments:
         those truncated, (n, what environment n showed last); and a list of the finished episodes'
         (return, length). Raises FloatingPointError for what is not finite.
         """
-        if isinstance(self.action_space, Box):  # clipped for the environment alone
+        # not in the paper: as in Baselines, clipped for the environment alone, not in log π(a|s)
+        if isinstance(self.action_space, Box):
             actions = actions.clip(self.action_space.low, self.action_space.high)
         else:
             actions = (actions + self.action_space.start).tolist()
@@ -269,7 +280,7 @@ class Environments:
             self.obs[n], rewards[n], terminated[n], truncated[n], _ = env.step(actions[n])
             self.scores[n] += float(rewards[n])
             self.lengths[n] += 1
-        self._check(rewards, self.obs)
+        self._check(rewards, self.obs)  # before a reset hides what was seen
         self.discounted_returns *= self.gamma * ~self.ended
         self.discounted_returns += rewards
         self.ended = terminated | truncated
@@ -279,6 +290,7 @@ class Environments:
             if truncated[n]:
                 final_obs.append((n, self.obs[n].copy()))
             self.obs[n], _ = self.envs[n].reset()
+            self._check(self.obs[n])
         return rewards, terminated, truncated, final_obs, finished
 
     def _check(self, *seen):
@@ -417,7 +429,11 @@ def mlp(*sizes):
 
 def make_batch(num_steps, envs):
     """Room for one rollout, used again by every iteration. All (T, N), but values (T + 1, N),
-    raw_obs (T, N, observation size) and actions, (T, N, action size) for a Box."""
+    raw_obs (T, N, observation size) and actions, (T, N, action size) for a Box.
+
+    `rollout` adds obs (T·N, observation size), normalised, and pi and log_probs of T·N samples;
+    `estimate_advantages` adds advantages and targets, (T, N).
+    """
     shape = (num_steps, len(envs.envs))
     discrete = isinstance(envs.action_space, Discrete)
     return SimpleNamespace(
@@ -479,7 +495,7 @@ def rollout(envs, net, batch):
         final_obs += [(t, n, obs) for n, obs in last]
         finished += [(t, score, length) for score, length in over]
 
-    # what else is wanted of π_θold, in one pass: much cheaper than step by step, and the same
+    # what else is wanted of π_θold, in one pass: the same but for rounding, and much cheaper
     batch.obs = net.normalise(batch.raw_obs.flatten(0, 1))  # (T·N, observation size)
     pi, values = net(batch.obs)
     batch.pi = pi.copy()  # π_θold stays what it was when the update changes the stds
@@ -497,7 +513,7 @@ def rollout(envs, net, batch):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the true successor of step t, never of what is seen after a reset.
+    next_values[t] is V of the true successor of step t; where terminated, it is not used.
     What comes after a terminated step is worth nothing; a truncated step is worth its successor's
     value still. The sum goes past neither.
     """
@@ -526,12 +542,12 @@ def estimate_advantages(batch, gamma, gae_lambda):
 
 
 def scale_rewards(batch, moments):
-    """Divide a rollout's rewards by the std of all discounted returns so far.
+    """Divide a rollout's rewards by the std of all discounted returns so far; clip them at 10.
 
     Not in the paper: Baselines' scaling (--no-norm-reward)
     """
     moments.add(batch.discounted_returns.flatten())
-    batch.rewards /= (moments.var + 1e-8).sqrt()
+    batch.rewards.div_((moments.var + 1e-8).sqrt()).clamp_(-10, 10)
 
 
 # -------------------------------------------------------------------------------------- Update
@@ -546,7 +562,7 @@ def surrogate(objective, ratio, advantages, kl, clip_eps, beta):
 
 
 def adapt_beta(beta, kl, kl_target):
-    """The adaptive β of Sec. 4 for the next policy update, of the KL that the last one reached."""
+    """The adaptive β of Sec. 4 for the next policy update, given the KL that this one reached."""
     if kl < kl_target / 1.5:
         return beta / 2
     return beta * 2 if kl > kl_target * 1.5 else beta
@@ -568,8 +584,8 @@ def ppo_loss(pi, values, batch, objective, clip_eps, beta, vf_coef, ent_coef, no
     l_policy = surrogate(objective, ratio, advantages, kl, clip_eps, beta).mean()
     l_vf = (values - batch.targets).square().mean()  # without ½, as in the paper
 
-    # actor and critic share nothing, so c1 does not weigh one against the other: it scales the
-    # critic's gradient, which Adam undoes, and with it the critic's part of a clipped gradient
+    # Sec. 6.1: nothing is shared, so c1 is irrelevant. Adam undoes the factor; yet the gradient is
+    # clipped over both networks, so a large value loss shortens the policy's step too
     l_total = l_policy - vf_coef * l_vf  # Eq. 9
     if ent_coef:
         l_total = l_total + ent_coef * pi.entropy().mean()
@@ -577,28 +593,34 @@ def ppo_loss(pi, values, batch, objective, clip_eps, beta, vf_coef, ent_coef, no
 
 
 def anneal(args, iteration, num_iterations):
-    """The step size of Adam and ε in an iteration (from 0 on), with α from 1 to 0."""
+    """The step size of Adam and ε in an iteration (from 0 on), with α from 1 to 0.
+
+    Not in the paper for these tasks: α is Table 5's, for Atari (--anneal none)
+    """
     alpha = 1 - iteration / num_iterations
     learning_rate = args.learning_rate * (1 if args.anneal == "none" else alpha)
     return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
 
 
 @torch.no_grad()
-def diagnose(net, batch, clip_eps):
+def diagnose(net, batch, objective, clip_eps, beta):
     """How far θ is from θ_old, and how well the critic fits, over all samples of a rollout."""
     pi, values = net(batch.obs)
     ratio = (pi.log_prob(batch.actions) - batch.log_probs).exp()
+    kl = batch.pi.kl(pi)  # KL(π_θold ‖ π_θ), exact
+    l_policy = surrogate(objective, ratio, batch.advantages, kl, clip_eps, beta)
     return {
-        "kl": batch.pi.kl(pi).mean().item(),  # KL(π_θold ‖ π_θ), exact
+        "kl": kl.mean().item(),
         "clip_fraction": ((ratio - 1).abs() > clip_eps).float().mean().item(),
-        "policy_loss": -(ratio * batch.advantages).mean().item(),  # minus L^CPI
+        "policy_loss": -l_policy.mean().item(),
         "value_loss": (values - batch.targets).square().mean().item(),
         "entropy": pi.entropy().mean().item(),
     }
 
 
 def gradient_step(net, optimizer, minibatch, clip_eps, beta, args):
-    """Move θ by one step of Adam on a minibatch; returns the gradient's norm."""
+    """Move θ by one step of Adam on a minibatch, its gradient zero before; returns the gradient's
+    norm before it is clipped."""
     pi, values = net(minibatch.obs)
     minus_objective = ppo_loss(pi, values, minibatch, args.objective, clip_eps, beta, args.vf_coef,
                                args.ent_coef, args.norm_adv)  # fmt: skip
@@ -609,11 +631,11 @@ def gradient_step(net, optimizer, minibatch, clip_eps, beta, args):
     return grad_norm
 
 
-def update(gradient_step, net, optimizer, batch, clip_eps, beta, args):
+def update(step_of_adam, net, optimizer, batch, clip_eps, beta, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    gradient_step: the function above, or what --compile makes of it. Returns what `diagnose` says
-    of the new θ, the gradient's mean norm and the norm of the weights; FloatingPointError if one of
+    step_of_adam: `gradient_step`, or what --compile makes of it. Returns what `diagnose` says of
+    the new θ, the gradient's mean norm and the norm of the weights; FloatingPointError if one of
     them is not finite.
     """
     samples = {
@@ -624,8 +646,9 @@ def update(gradient_step, net, optimizer, batch, clip_eps, beta, args):
         "advantages": batch.advantages.flatten(),
         "targets": batch.targets.flatten(),
     }
-    everything = SimpleNamespace(**samples)
+    # numbers that change, as tensors: for another float --compile would compile again
     clip_eps, beta = torch.tensor(clip_eps), torch.tensor(beta)
+    measured = (net, SimpleNamespace(**samples), args.objective, clip_eps, beta)
     norms = []
     for _ in range(args.num_epochs):
         order = torch.randperm(batch.targets.numel())
@@ -633,12 +656,12 @@ def update(gradient_step, net, optimizer, batch, clip_eps, beta, args):
         for start in range(0, len(order), args.minibatch_size):
             minibatch = {n: x[start : start + args.minibatch_size] for n, x in shuffled.items()}
             optimizer.zero_grad()
-            norms.append(gradient_step(net, optimizer, SimpleNamespace(**minibatch), clip_eps, beta,
-                                       args))  # fmt: skip
+            norms.append(step_of_adam(net, optimizer, SimpleNamespace(**minibatch), clip_eps, beta,
+                                      args))  # fmt: skip
         # not in the paper: Spinning Up's early stop, off unless --target-kl is given
-        if args.target_kl and diagnose(net, everything, clip_eps)["kl"] > 1.5 * args.target_kl:
+        if args.target_kl and diagnose(*measured)["kl"] > 1.5 * args.target_kl:
             break
-    stats = diagnose(net, everything, clip_eps) | {"grad_norm": torch.stack(norms).mean().item()}
+    stats = diagnose(*measured) | {"grad_norm": torch.stack(norms).mean().item()}
     stats["weight_norm"] = nn.utils.get_total_norm(list(net.parameters())).item()
     for name, value in stats.items():
         if not np.isfinite(value):
@@ -707,8 +730,9 @@ class Records:
             replace(self.run_dir / "config.json", lambda file: file.write(text.encode()))
             self.writer = SummaryWriter(self.run_dir, purge_step=self.last_step + 1)
         except OSError as e:
-            fail(f"--run-dir {self.run_dir}: {e.strerror}")
-        total = args.total_steps
+            fail(f"{e.filename or self.run_dir}: {e.strerror}; --run-dir wants a new folder, "
+                 f"--resume a run's")  # fmt: skip
+        total = args.total_steps - args.total_steps % (args.num_steps * args.num_envs)
         self.bar = tqdm(total=total, initial=self.last_step, unit=" steps", disable=None)
 
     @property
@@ -739,7 +763,8 @@ class Records:
         for name, value in {**scalars, "score": self.score, "steps_per_second": speed}.items():
             if name != "score" or self.returns:
                 self.writer.add_scalar(name, value, step)
-        self.bar.set_postfix_str(f"mean of last 100: {self.score:.1f}", refresh=False)
+        progress = f"episode {len(self.returns)}, mean of last 100: {self.score:.1f}"
+        self.bar.set_postfix_str(progress, refresh=False)
         self.bar.update(step - self.last_step)
         self.last_step, self.last_time = step, now
         if self.bar.disable and now - self.last_line > 30:  # no terminal: a line now and then
@@ -888,14 +913,15 @@ def main(argv=None):
     torch.manual_seed(args.seed)
     envs = Environments(args.env_id, args.num_envs, args.gamma)
     net = ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
-    learning_rate = torch.tensor(args.learning_rate)
-    optimizer = torch.optim.Adam(net.parameters(), learning_rate, eps=args.adam_eps,
-                                 fused=not args.compile)  # fmt: skip
+    # Adam's ε: not in the paper: Baselines' (--adam-eps 1e-8)
+    optimizer = torch.optim.Adam(net.parameters(), torch.tensor(args.learning_rate),
+                                 eps=args.adam_eps, fused=not args.compile)  # fmt: skip
     batch = make_batch(args.num_steps, envs)
     beta, step_of_adam = args.kl_beta, gradient_step
     if args.compile:  # loss, backward pass, clipping and Adam become one program
         torch._logging.set_logs(dynamo=logging.ERROR)  # no warning that it leaves profiling out
-        torch._dynamo.config.trace_autograd_ops = True
+        if hasattr(torch._dynamo.config, "trace_autograd_ops"):  # else it becomes several
+            torch._dynamo.config.trace_autograd_ops = True
         step_of_adam = torch.compile(gradient_step, dynamic=False)
 
     def learned():
@@ -911,10 +937,10 @@ def main(argv=None):
         beta = checkpoint["beta"]
     records = Records(args, checkpoint)
     size = sum(p.numel() for p in net.parameters())
-    print(f"{args.env_id}: observations {envs.obs.shape[1:]}, actions {envs.action_space}; "
-          f"{size:,} weights; {num_iterations} iterations of {args.num_envs} actors × "
-          f"{args.num_steps} steps, a checkpoint every {args.checkpoint_every}; "
-          f"{args.objective}, {args.threads} threads; {args.run_dir}", flush=True)  # fmt: skip
+    tqdm.write(f"{args.env_id}: observations {envs.obs.shape[1:]}, actions {envs.action_space}; "
+               f"{size:,} weights; {num_iterations} iterations of {args.num_envs} actors × "
+               f"{args.num_steps} steps, a checkpoint every {args.checkpoint_every}; "
+               f"{args.objective}, {args.threads} threads; {args.run_dir}")  # fmt: skip
 
     interrupts = []
 
@@ -940,15 +966,16 @@ def main(argv=None):
 
             learning_rate, clip_eps = anneal(args, iteration, num_iterations)
             optimizer.param_groups[0]["lr"].fill_(learning_rate)
-            finished = rollout(envs, net, batch)
+            finished = rollout(envs, net, batch)  # line 3
             if args.norm_reward:
                 scale_rewards(batch, net.return_moments)
-            explained = estimate_advantages(batch, args.gamma, args.gae_lambda)
-            stats = update(step_of_adam, net, optimizer, batch, clip_eps, beta, args)
+            explained = estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
+            stats = update(step_of_adam, net, optimizer, batch, clip_eps, beta, args)  # line 6
             stats["beta"] = beta
             if args.objective == "kl-adaptive":
                 beta = adapt_beta(beta, stats["kl"], args.kl_target)
-            net.obs_moments.add(batch.raw_obs.flatten(0, 1))  # normalise the next rollout
+            if args.norm_obs:  # for the next rollout; until then the observations are only clipped
+                net.obs_moments.add(batch.raw_obs.flatten(0, 1))
 
             iteration += 1
             episodes = [(step + (t + 1) * args.num_envs, r, n) for t, r, n in finished]

@@ -28,6 +28,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -82,7 +83,9 @@ class Parser(argparse.ArgumentParser):
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action):  # no "(default: None)"
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
+        if action.default is None or action.default is False:
+            return action.help
+        return super()._get_help_string(action)
 
 
 def number(kind, low, high=inf):
@@ -103,7 +106,7 @@ def number(kind, low, high=inf):
 def make_parser():
     parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False,
                     formatter_class=Help,
-                    epilog=f"Settings of their own have: {', '.join(TASKS)}.")
+                    epilog=f"Other defaults than these have: {', '.join(TASKS)}.")
     count, not_negative, fraction = number(int, 1), number(float, 0), number(float, 0, 1)
     switch = argparse.BooleanOptionalAction
 
@@ -141,7 +144,8 @@ def make_parser():
 
     add = parser.add_argument_group("not in the paper; in OpenAI's Baselines").add_argument
     add("--norm-obs", action=switch, default=True, help="normalise observations, clip them at 10")
-    add("--norm-reward", action=switch, default=True, help="scale rewards by the std of returns")
+    add("--norm-reward", action=switch, default=True,
+        help="scale rewards by the std of returns, clip them at 10")
     add("--norm-adv", action=switch, default=True, help="normalise a rollout's advantages")
     add("--orthogonal", action=switch, default=True, help="orthogonal init, small policy head")
 
@@ -200,6 +204,8 @@ def parse_args(argv=None):
     if args.total_steps < batch_size:
         fail(f"--total-steps {args.total_steps} is less than one rollout's {batch_size}")
     check_task(args.env_id)
+    if args.compile and shutil.which(os.environ.get("CXX", "g++")) is None:
+        fail("--compile wants a C++ compiler: g++, or what the variable CXX names")
     if args.checkpoint_every is None:
         args.checkpoint_every = max(1, args.total_steps // batch_size // 15)
     if args.run_dir is None:
@@ -231,7 +237,8 @@ class Environments:
     """N environments, stepped one after the other; one whose episode ends starts anew at once.
 
     obs:                (N, observation size), what the agents see now
-    discounted_returns: (N,), r_t + γ r_{t-1} + γ² r_{t-2} + ... back to the episode's beginning
+    discounted_returns: (N,), r_t + γ r_{t-1} + γ² r_{t-2} + ... back to the episode's beginning,
+        by whose std Baselines scales rewards
     """
 
     def __init__(self, env_id, num_envs, gamma):
@@ -256,7 +263,8 @@ class Environments:
         those truncated, (n, what environment n showed last); and a list of the finished episodes'
         (return, length). Raises FloatingPointError for what is not finite.
         """
-        if isinstance(self.action_space, Box):  # clipped for the environment alone
+        # not in the paper: as in Baselines, clipped for the environment alone, not in log π(a|s)
+        if isinstance(self.action_space, Box):
             actions = actions.clip(self.action_space.low, self.action_space.high)
         else:
             actions = (actions + self.action_space.start).tolist()
@@ -268,7 +276,7 @@ class Environments:
             self.obs[n], rewards[n], terminated[n], truncated[n], _ = env.step(actions[n])
             self.scores[n] += float(rewards[n])
             self.lengths[n] += 1
-        self._check(rewards, self.obs)
+        self._check(rewards, self.obs)  # before a reset hides what was seen
         self.discounted_returns *= self.gamma * ~self.ended
         self.discounted_returns += rewards
         self.ended = terminated | truncated
@@ -278,6 +286,7 @@ class Environments:
             if truncated[n]:
                 final_obs.append((n, self.obs[n].copy()))
             self.obs[n], _ = self.envs[n].reset()
+            self._check(self.obs[n])
         return rewards, terminated, truncated, final_obs, finished
 
     def _check(self, *seen):
@@ -433,7 +442,11 @@ def mlp(*sizes):
 
 def make_batch(num_steps, envs):
     """Room for one rollout, used again by every iteration. All (T, N), but values (T + 1, N),
-    raw_obs (T, N, observation size) and actions, (T, N, action size) for a Box."""
+    raw_obs (T, N, observation size) and actions, (T, N, action size) for a Box.
+
+    `rollout` adds obs (T·N, observation size), normalised, and pi and log_probs of T·N samples;
+    `estimate_advantages` adds advantages and targets, (T, N).
+    """
     shape = (num_steps, len(envs.envs))
     discrete = isinstance(envs.action_space, Discrete)
     return SimpleNamespace(
@@ -495,7 +508,7 @@ def rollout(envs, net, batch):
         final_obs += [(t, n, obs) for n, obs in last]
         finished += [(t, score, length) for score, length in over]
 
-    # what else is wanted of π_θold, in one pass: much cheaper than step by step, and the same
+    # what else is wanted of π_θold, in one pass: the same but for rounding, and much cheaper
     batch.obs = net.normalise(batch.raw_obs.flatten(0, 1))  # (T·N, observation size)
     pi, values = net(batch.obs)
     batch.pi = pi.copy()  # π_θold stays what it was when the update changes the stds
@@ -513,7 +526,7 @@ def rollout(envs, net, batch):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the true successor of step t, never of what is seen after a reset.
+    next_values[t] is V of the true successor of step t; where terminated, it is not used.
     What comes after a terminated step is worth nothing; a truncated step is worth its successor's
     value still. The sum goes past neither.
     """
@@ -542,12 +555,12 @@ def estimate_advantages(batch, gamma, gae_lambda):
 
 
 def scale_rewards(batch, moments):
-    """Divide a rollout's rewards by the std of all discounted returns so far.
+    """Divide a rollout's rewards by the std of all discounted returns so far; clip them at 10.
 
     Not in the paper: Baselines' scaling (--no-norm-reward)
     """
     moments.add(batch.discounted_returns.flatten())
-    batch.rewards /= (moments.var + 1e-8).sqrt()
+    batch.rewards.div_((moments.var + 1e-8).sqrt()).clamp_(-10, 10)
 
 
 # -------------------------------------------------------------------------------------- Update
@@ -678,16 +691,16 @@ def trust_region_step(net, batch, args):
 
 
 def gradient_step(net, optimizer, minibatch):
-    """Move the critic by one step of Adam on a minibatch."""
+    """Move the critic by one step of Adam on a minibatch, its gradient zero before."""
     values = net.critic(minibatch.obs).squeeze(-1)
     (values - minibatch.targets).square().mean().backward()
     optimizer.step()
 
 
-def fit_critic(gradient_step, net, optimizer, batch, args):
+def fit_critic(step_of_adam, net, optimizer, batch, args):
     """Regress V(s) on V^targ, K epochs of minibatches; not in the paper: Baselines'.
 
-    gradient_step: the function above, or what --compile makes of it.
+    step_of_adam: `gradient_step`, or what --compile makes of it.
     """
     for _ in range(args.num_epochs):
         order = torch.randperm(len(batch.obs))
@@ -696,10 +709,10 @@ def fit_critic(gradient_step, net, optimizer, batch, args):
             end = start + args.minibatch_size
             optimizer.zero_grad()
             minibatch = SimpleNamespace(obs=obs[start:end], targets=targets[start:end])
-            gradient_step(net, optimizer, minibatch)
+            step_of_adam(net, optimizer, minibatch)
 
 
-def update(gradient_step, net, optimizer, batch, args):
+def update(step_of_adam, net, optimizer, batch, args):
     """The policy's step and the critic's regression on one rollout.
 
     Returns what happened; FloatingPointError if a part of it is not finite.
@@ -714,7 +727,7 @@ def update(gradient_step, net, optimizer, batch, args):
                               log_probs=batch.log_probs, advantages=advantages,
                               targets=batch.targets.flatten())  # fmt: skip
     stats = trust_region_step(net, samples, args)
-    fit_critic(gradient_step, net, optimizer, samples, args)
+    fit_critic(step_of_adam, net, optimizer, samples, args)
     with torch.no_grad():
         pi, values = net(samples.obs)
         stats["entropy"] = pi.entropy().mean().item()
@@ -787,8 +800,9 @@ class Records:
             replace(self.run_dir / "config.json", lambda file: file.write(text.encode()))
             self.writer = SummaryWriter(self.run_dir, purge_step=self.last_step + 1)
         except OSError as e:
-            fail(f"--run-dir {self.run_dir}: {e.strerror}")
-        total = args.total_steps
+            fail(f"{e.filename or self.run_dir}: {e.strerror}; --run-dir wants a new folder, "
+                 f"--resume a run's")  # fmt: skip
+        total = args.total_steps - args.total_steps % (args.num_steps * args.num_envs)
         self.bar = tqdm(total=total, initial=self.last_step, unit=" steps", disable=None)
 
     @property
@@ -819,7 +833,8 @@ class Records:
         for name, value in {**scalars, "score": self.score, "steps_per_second": speed}.items():
             if name != "score" or self.returns:
                 self.writer.add_scalar(name, value, step)
-        self.bar.set_postfix_str(f"mean of last 100: {self.score:.1f}", refresh=False)
+        progress = f"episode {len(self.returns)}, mean of last 100: {self.score:.1f}"
+        self.bar.set_postfix_str(progress, refresh=False)
         self.bar.update(step - self.last_step)
         self.last_step, self.last_time = step, now
         if self.bar.disable and now - self.last_line > 30:  # no terminal: a line now and then
@@ -974,7 +989,8 @@ def main(argv=None):
     step_of_adam = gradient_step
     if args.compile:  # loss, backward pass and Adam become one program
         torch._logging.set_logs(dynamo=logging.ERROR)  # no warning that it leaves profiling out
-        torch._dynamo.config.trace_autograd_ops = True
+        if hasattr(torch._dynamo.config, "trace_autograd_ops"):  # else it becomes several
+            torch._dynamo.config.trace_autograd_ops = True
         step_of_adam = torch.compile(gradient_step, dynamic=False)
 
     def learned():
@@ -989,10 +1005,10 @@ def main(argv=None):
         optimizer.load_state_dict(checkpoint["optimizer"])
     records = Records(args, checkpoint)
     size = sum(p.numel() for p in net.parameters())
-    print(f"{args.env_id}: observations {envs.obs.shape[1:]}, actions {envs.action_space}; "
-          f"{size:,} weights; {num_iterations} iterations of {args.num_envs} actors × "
-          f"{args.num_steps} steps, a checkpoint every {args.checkpoint_every}; "
-          f"{args.threads} threads; {args.run_dir}", flush=True)  # fmt: skip
+    tqdm.write(f"{args.env_id}: observations {envs.obs.shape[1:]}, actions {envs.action_space}; "
+               f"{size:,} weights; {num_iterations} iterations of {args.num_envs} actors × "
+               f"{args.num_steps} steps, a checkpoint every {args.checkpoint_every}; "
+               f"{args.threads} threads; {args.run_dir}")  # fmt: skip
 
     interrupts = []
 
@@ -1016,13 +1032,13 @@ def main(argv=None):
                 envs.reset(seed)
                 fresh = False
 
-            finished = rollout(envs, net, batch)
+            finished = rollout(envs, net, batch)  # line 2
             if args.norm_reward:
                 scale_rewards(batch, net.return_moments)
-            explained = estimate_advantages(batch, args.gamma, args.gae_lambda)
-            stats = update(step_of_adam, net, optimizer, batch, args)
-            # normalise the next rollout; this moves π too, by a KL that δ does not bound
-            net.obs_moments.add(batch.raw_obs.flatten(0, 1))
+            explained = estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 3
+            stats = update(step_of_adam, net, optimizer, batch, args)  # line 4
+            if args.norm_obs:  # for the next rollout; this moves π, by a KL that δ does not bound
+                net.obs_moments.add(batch.raw_obs.flatten(0, 1))
 
             iteration += 1
             episodes = [(step + (t + 1) * args.num_envs, r, n) for t, r, n in finished]
