@@ -62,10 +62,10 @@ TASKS = {  # where the defaults do not do, or not soon; a flag given by hand win
         "total_steps": 300_000, "num_envs": 4, "num_steps": 512, "gamma": 0.95,
     },
     "LunarLander-v3": {
-        "num_envs": 4, "num_steps": 1000, "minibatch_size": 100,
+        "num_envs": 4, "num_steps": 1000, "minibatch_size": 100, "norm_obs": False,
     },
     "LunarLanderContinuous-v3": {
-        "num_envs": 4, "num_steps": 1000, "minibatch_size": 100,
+        "num_envs": 4, "num_steps": 1000, "minibatch_size": 100, "norm_obs": False,
     },
 }  # fmt: skip
 
