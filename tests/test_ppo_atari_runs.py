@@ -1,27 +1,24 @@
 """ppo_atari.py as a user runs it: records, exact resume, evaluation, and what bad input gets."""
 
-import csv
 import json
 import os
 import pickle
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from processes import Script, events, one_line, rows, same_run, wait_for_episodes
 
 import ppo_atari
 
-ROOT = Path(__file__).parent.parent
+SCRIPT = Script(ppo_atari)
+start, run, refused = SCRIPT.start, SCRIPT.run, SCRIPT.refused
 SMALL = ["--num-envs", "2", "--num-steps", "16", "--minibatch-size", "16", "--num-epochs", "1",
          "--threads", "1"]  # fmt: skip
 SHORT_GAMES = (  # truncated after 40 steps, to see many games in little time
@@ -29,50 +26,6 @@ SHORT_GAMES = (  # truncated after 40 steps, to see many games in little time
     "short = {'max_num_frames_per_episode': 160}\n"
     "ppo_atari.game_settings = lambda env_id: settings(env_id) | short\n"
 )
-
-
-def start(*flags, before=""):
-    """Start the script as a process; `before` is Python run ahead of it in the same process."""
-    code = f"import ppo_atari, os, signal\n{before}\nppo_atari.main()"
-    command = [sys.executable, "-c", code] if before else [sys.executable, "ppo_atari.py"]
-    return subprocess.Popen([*command, *map(str, flags)], cwd=ROOT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
-
-
-def run(*flags, before="", status=0):
-    """Run it to the end; returns (standard output, standard error)."""
-    process = start(*flags, before=before)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == status, err
-    return out, err
-
-
-def one_line(err, *words):
-    """Standard error is one line that holds these words."""
-    assert len(err.strip().splitlines()) == 1 and "Traceback" not in err, err
-    for word in words:
-        assert str(word) in err
-    return True
-
-
-def rows(run_dir):
-    with open(run_dir / "episodes.csv") as file:
-        return [
-            (int(r["step"]), float(r["return"]), int(r["length"])) for r in csv.DictReader(file)
-        ]
-
-
-def same_run(a, b):
-    """Parameters, Adam's state and episodes equal, bit for bit."""
-    first, second = (torch.load(d / "checkpoint.pt", weights_only=True) for d in (a, b))
-    assert first["step"] == second["step"]
-    for name, tensor in first["net"].items():
-        assert torch.equal(tensor, second["net"][name]), name
-    for k, state in first["optimizer"]["state"].items():
-        for name, tensor in state.items():
-            assert torch.equal(tensor, second["optimizer"]["state"][k][name])
-    assert rows(a) == rows(b) != []
-    return True
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +55,7 @@ def test_a_run_leaves_its_records(finished):
     ends = [step for step, _, _ in rows(run_dir)]
     assert ends == sorted(ends) and ends[-1] <= 3200 and all(step % 2 == 0 for step in ends)
 
-    events = EventAccumulator(str(run_dir))
-    events.Reload()
-    scalars = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    scalars = events(run_dir)
     others = {"weight_norm", "explained_variance", "learning_rate", "score", "steps_per_second"}
     assert set(scalars) == {*ppo_atari.STATS, *others}
     assert [e.step for e in scalars["entropy"]] == list(range(32, 3201, 32))
@@ -132,12 +83,8 @@ def test_the_picture_shows_games_and_the_paper(finished):
     assert (np.abs(picture - 127).max(-1) < 3).sum() > 200
 
 
-def test_import_does_nothing(tmp_path):
-    before = sorted(p.name for p in ROOT.iterdir())
-    done = subprocess.run([sys.executable, "-c", "import ppo_atari"], cwd=ROOT, text=True,
-                          capture_output=True, check=True)  # fmt: skip
-    assert (done.stdout, done.stderr) == ("", "")
-    assert {p.name for p in ROOT.iterdir()} - set(before) <= {"__pycache__"}
+def test_import_does_nothing():
+    assert SCRIPT.import_does_nothing()
 
 
 @pytest.fixture
@@ -218,9 +165,9 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
         with open(broken / "episodes.csv", "a") as file:
             file.write("99999,1")  # a row cut short
     assert kills >= 1 and same_run(tmp_path / "whole", broken)
-    a, b = (EventAccumulator(str(tmp_path / d)) for d in ("whole", "broken"))
-    a.Reload(), b.Reload()
-    first, second = ([(e.step, e.value) for e in x.Scalars("value_loss")] for x in (a, b))
+    first, second = (
+        [(e.step, e.value) for e in events(tmp_path / d)["value_loss"]] for d in ("whole", "broken")
+    )
     assert first == second  # and TensorBoard shows each step once
     assert not (broken / "checkpoint.pt.tmp").exists()
 
@@ -250,9 +197,7 @@ def test_seeds_make_different_runs(tmp_path):
 def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
     run_dir = tmp_path / "run"
     process = start(*SMALL, "--total-steps", 10**6, "--run-dir", run_dir)
-    while not (run_dir / "episodes.csv").exists() or len(rows(run_dir)) < 3:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    wait_for_episodes(process, run_dir)
     os.remove(run_dir / "learning_curve.png")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
@@ -260,9 +205,7 @@ def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
     assert one_line(err, f"ppo_atari.py --resume {run_dir}")
     assert (run_dir / "learning_curve.png").stat().st_size > 10_000
     assert (run_dir / "episodes.csv").read_text().endswith("\n")
-    events = EventAccumulator(str(run_dir))
-    events.Reload()
-    assert events.Scalars("score")[-1].value == pytest.approx(
+    assert events(run_dir)["score"][-1].value == pytest.approx(
         np.mean([r for _, r, _ in rows(run_dir)][-100:])
     )
     torch.load(run_dir / "checkpoint.pt", weights_only=True)
@@ -339,18 +282,13 @@ def test_bad_input_gets_one_line_and_status_2(
     (tmp_path / "file").write_text("in the way")
     here = str(tmp_path)
     flags = [flag.replace("DIR", here).replace("RUN", str(finished[0])) for flag in flags]
-    with pytest.raises(SystemExit) as leaving:
-        ppo_atari.main(flags)
-    assert leaving.value.code == 2
-    assert one_line(capsys.readouterr().err, *(word.replace("DIR", here) for word in words))
+    assert refused(capsys, 2, flags, *(word.replace("DIR", here) for word in words))
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_cuda(tmp_path, capsys):
-    with pytest.raises(SystemExit) as leaving:
-        ppo_atari.main(["--cuda", "--run-dir", str(tmp_path / "run")])
-    assert leaving.value.code == 2 and one_line(capsys.readouterr().err, "--cuda")
+    assert refused(capsys, 2, ["--cuda", "--run-dir", tmp_path / "run"], "--cuda")
     assert not (tmp_path / "run").exists()
 
 
@@ -387,10 +325,7 @@ def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypat
         path.write_bytes({"cut short": whole[: len(whole) // 2], "empty": b"",
                           "cut to 1000 bytes": whole[:1000],
                           "code": pickle.dumps(Evil())}[kind])  # fmt: skip
-    with pytest.raises(SystemExit) as leaving:
-        ppo_atari.main([f"--{task}", str(tmp_path)])
-    assert leaving.value.code == 2
-    assert one_line(capsys.readouterr().err, f"--{task}", tmp_path, word)
+    assert refused(capsys, 2, [f"--{task}", tmp_path], f"--{task}", tmp_path, word)
     assert sorted(p.name for p in tmp_path.iterdir()) == left
 
 
@@ -399,10 +334,7 @@ def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypat
 )
 def test_resume_refuses_other_settings(flag, finished, capsys):
     for task in ("--resume", "--evaluate"):
-        with pytest.raises(SystemExit) as leaving:
-            ppo_atari.main([task, str(finished[0]), *flag])
-        assert leaving.value.code == 2
-        assert one_line(capsys.readouterr().err, flag[0], "leave it out")
+        assert refused(capsys, 2, [task, finished[0], *flag], flag[0], "leave it out")
 
 
 # ---------------------------------------------------------------------------- Broken while running

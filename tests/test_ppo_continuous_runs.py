@@ -1,15 +1,10 @@
 """ppo_continuous.py as a user runs it: records, exact resume, evaluation, bad input."""
 
-import csv
 import json
 import os
 import pickle
 import re
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -17,65 +12,22 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from processes import (
+    Script,
+    events,
+    kill_after_a_checkpoint,
+    one_line,
+    rows,
+    same_run,
+    wait_for_episodes,
+)
 
 import ppo_continuous
 
-ROOT = Path(__file__).parent.parent
+SCRIPT = Script(ppo_continuous)
+start, run, refused = SCRIPT.start, SCRIPT.run, SCRIPT.refused
 SMALL = ["--env-id", "CartPole-v1", "--num-envs", "2", "--num-steps", "32", "--minibatch-size",
          "32", "--num-epochs", "2", "--learning-rate", "1e-4"]  # fmt: skip
-
-
-def start(*flags, before=""):
-    """Start the script as a process; `before` is Python run ahead of it in the same process."""
-    code = f"import ppo_continuous, os, signal\n{before}\nppo_continuous.main()"
-    command = [sys.executable, "-c", code] if before else [sys.executable, "ppo_continuous.py"]
-    return subprocess.Popen([*command, *map(str, flags)], cwd=ROOT, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
-
-
-def run(*flags, before="", status=0):
-    """Run it to the end; returns (standard output, standard error)."""
-    process = start(*flags, before=before)
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == status, err
-    return out, err
-
-
-def one_line(err, *words):
-    """Standard error is one line that holds these words."""
-    assert len(err.strip().splitlines()) == 1 and "Traceback" not in err, err
-    for word in words:
-        assert str(word) in err
-    return True
-
-
-def refused(capsys, status, flags, *words):
-    """In this process: one line, this status."""
-    with pytest.raises(SystemExit) as leaving:
-        ppo_continuous.main([str(flag) for flag in flags])
-    assert leaving.value.code == status
-    return one_line(capsys.readouterr().err, *words)
-
-
-def rows(run_dir):
-    with open(run_dir / "episodes.csv") as file:
-        return [
-            (int(r["step"]), float(r["return"]), int(r["length"])) for r in csv.DictReader(file)
-        ]
-
-
-def same_run(a, b):
-    """Parameters, moments, Adam's state, β and episodes equal, bit for bit."""
-    first, second = (torch.load(d / "checkpoint.pt", weights_only=True) for d in (a, b))
-    assert (first["step"], first["beta"]) == (second["step"], second["beta"])
-    for name, tensor in first["net"].items():
-        assert torch.equal(tensor, second["net"][name]), name
-    for k, state in first["optimizer"]["state"].items():
-        for name, tensor in state.items():
-            assert torch.equal(tensor, second["optimizer"]["state"][k][name])
-    assert rows(a) == rows(b) != []
-    return True
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +60,7 @@ def test_a_run_leaves_its_records(finished):
     for half in (0, 3200):  # between two resets no step is lost and none counted twice
         assert 2500 < sum(n for step, _, n in table if half < step <= half + 3200) <= 3200
 
-    events = EventAccumulator(str(run_dir))
-    events.Reload()
-    scalars = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    scalars = events(run_dir)
     assert set(scalars) == {
         "beta", "clip_fraction", "entropy", "explained_variance", "grad_norm", "kl",
         "learning_rate", "policy_loss", "score", "steps_per_second", "value_loss", "weight_norm",
@@ -140,11 +90,7 @@ def test_the_picture_has_the_published_score(tmp_path):
 
 
 def test_import_does_nothing():
-    before = {p.name for p in ROOT.iterdir()}
-    done = subprocess.run([sys.executable, "-c", "import ppo_continuous"], cwd=ROOT, text=True,
-                          capture_output=True, check=True)  # fmt: skip
-    assert (done.stdout, done.stderr) == ("", "")
-    assert {p.name for p in ROOT.iterdir()} - before <= {"__pycache__"}
+    assert SCRIPT.import_does_nothing()
 
 
 def test_goal_score_stops_and_saves(tmp_path, capsys):
@@ -174,15 +120,9 @@ def test_a_killed_run_resumes_bit_for_bit(flags, tmp_path, capsys):
     ppo_continuous.main([*flags, "--run-dir", str(tmp_path / "whole")])
     broken = tmp_path / "broken"
     process = start(*flags, "--run-dir", broken)
-    path = broken / "checkpoint.pt"
-    first = None
-    while process.poll() is None and (first is None or path.stat().st_mtime_ns == first):
-        first = first or (path.stat().st_mtime_ns if path.exists() else None)
-        time.sleep(0.005)
-    time.sleep(np.random.default_rng().uniform(0, 0.3))
-    process.kill()
-    process.communicate()
+    kill_after_a_checkpoint(process, broken)
     assert process.returncode == -signal.SIGKILL
+    path = broken / "checkpoint.pt"
     iteration = torch.load(path, weights_only=True)["iteration"]
     assert 0 < iteration < 60 and iteration % 7 == 0
     with open(broken / "episodes.csv", "a") as file:
@@ -206,9 +146,7 @@ def test_resume_of_a_finished_run_says_so_and_can_be_prolonged(finished, capsys)
 def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
     run_dir = tmp_path / "run"
     process = start(*SMALL, "--total-steps", 10**6, "--run-dir", run_dir)
-    while not (run_dir / "episodes.csv").exists() or len(rows(run_dir)) < 3:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
+    wait_for_episodes(process, run_dir)
     os.remove(run_dir / "learning_curve.png")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)

@@ -8,14 +8,16 @@ import pytest
 
 import ppo_atari
 import ppo_continuous
+import trpo_continuous
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+SCRIPTS = (ppo_atari, ppo_continuous, trpo_continuous)
 
 
-def source_of(name):
-    """The source of a top-level definition of ppo_atari.py, its comments and docstring too."""
-    text = (ROOT / "ppo_atari.py").read_text()
+def source_of(script, name):
+    """The source of a top-level definition of a script, its comments and docstring too."""
+    text = (ROOT / f"{script}.py").read_text()
     lines = text.splitlines(keepends=True)
     for node in ast.parse(text).body:
         names = [node.name] if hasattr(node, "name") else []
@@ -23,20 +25,37 @@ def source_of(name):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
         if name in names:
             return "".join(lines[node.lineno - 1 : node.end_lineno])
-    raise AssertionError(f"{name} is not in ppo_atari.py")
+    raise AssertionError(f"{name} is not in {script}.py")
 
 
-POINTERS = re.findall(r"^\| ((?:Algorithm|Eq\.|Table|Sec\.)[^|]*) \| `(\w+)` \|$", README, re.M)
+def pointers(text):
+    """(place, script, name) of a table's rows like | Eq. 14 | `trpo_continuous.surrogate` |; a name
+    alone is of ppo_atari.py."""
+    row = r"^\| ((?:Algorithm|App\.|Eq\.|Sec\.|Table)[^|]*) \| `(?:(\w+)\.)?(\w+)` \|$"
+    found = re.findall(row, text, re.M)
+    return [(place, script or "ppo_atari", name) for place, script, name in found]
+
+
+POINTERS = pointers(README)
 
 
 def test_the_guide_has_pointers():
     assert len(POINTERS) >= 12
 
 
-@pytest.mark.parametrize("place, name", POINTERS)
-def test_pointers_point_at_the_right_place(place, name):
+def test_a_pointer_can_name_its_script():
+    text = "| Eq. 14 | `trpo_continuous.surrogate` |\n| App. C.1 | `gae` |\n| seeds | `5` |"
+    assert pointers(text) == [
+        ("Eq. 14", "trpo_continuous", "surrogate"),
+        ("App. C.1", "ppo_atari", "gae"),
+    ]
+    assert "Eq. 14" in source_of("trpo_continuous", "surrogate")
+
+
+@pytest.mark.parametrize("place, script, name", POINTERS)
+def test_pointers_point_at_the_right_place(place, script, name):
     """Each part of a pointer ("Sec. 6.4, [Mni+16]") stands in the source that it points at."""
-    source = " ".join(source_of(name).split())
+    source = " ".join(source_of(script, name).split())
     for part in place.split(", "):
         number = part.removeprefix("Eq. ")
         pattern = rf"Eq\. (\d+, )*{number}\b" if number != part else rf"{re.escape(part)}(?!\w)"
@@ -48,7 +67,7 @@ def test_nothing_is_left_to_fill_in():
 
 
 def test_flags_exist():
-    parsers = [script.make_parser() for script in (ppo_atari, ppo_continuous)]
+    parsers = [script.make_parser() for script in SCRIPTS]
     flags = {flag for p in parsers for action in p._actions for flag in action.option_strings}
     mentioned = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", README))
     assert mentioned - flags - {"--logdir", "--only"} == set()
