@@ -1,0 +1,209 @@
+"""trpo_continuous.py as a user runs it: records, exact resume, evaluation, bad input. What it
+shares with ppo_continuous.py, letter for letter, is tested with that one."""
+
+import json
+import math
+import os
+import re
+import signal
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from processes import (
+    Script,
+    events,
+    kill_after_a_checkpoint,
+    one_line,
+    rows,
+    same_run,
+    wait_for_episodes,
+)
+
+import trpo_continuous
+
+SCRIPT = Script(trpo_continuous)
+start, run, refused = SCRIPT.start, SCRIPT.run, SCRIPT.refused
+SMALL = ["--env-id", "CartPole-v1", "--num-envs", "2", "--num-steps", "32", "--minibatch-size",
+         "32", "--num-epochs", "2", "--max-kl", "0.0001"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A short run, with what it printed."""
+    run_dir = tmp_path_factory.mktemp("runs") / "run"
+    out, err = run(*SMALL, "--total-steps", 6400, "--checkpoint-every", 50, "--run-dir", run_dir)
+    assert err == ""
+    return run_dir, out
+
+
+# ------------------------------------------------------------------------------------- Records
+
+
+def test_a_run_leaves_its_records(finished):
+    run_dir, out = finished
+    assert "finished: 6,400 steps" in out and str(run_dir) in out
+    names = {p.name for p in run_dir.iterdir() if not p.name.startswith("events.out.tfevents")}
+    assert names == {"config.json", "episodes.csv", "checkpoint.pt", "best.pt",
+                     "learning_curve.png"}  # fmt: skip
+
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["script"] == "trpo_continuous.py" and config["settings"]["max_kl"] == 0.0001
+
+    table = rows(run_dir)
+    ends = [step for step, _, _ in table]
+    assert len(table) > 100 and ends == sorted(ends) and ends[-1] <= 6400
+    assert all(score == length for _, score, length in table)  # raw: 1 a step in CartPole
+
+    scalars = events(run_dir)
+    assert set(scalars) == {
+        "cg_residual", "entropy", "expected_improvement", "explained_variance", "grad_norm",
+        "improvement", "kl", "score", "step_fraction", "steps_per_second", "value_loss",
+        "weight_norm",
+    }  # fmt: skip
+    assert [e.step for e in scalars["kl"]] == list(range(64, 6401, 64))
+    kls, fractions, gains = (
+        [e.value for e in scalars[name]] for name in ("kl", "step_fraction", "improvement")
+    )
+    assert max(kls) <= 0.0001 + 1e-10 and max(fractions) == 1
+    for kl, fraction, gain in zip(kls, fractions, gains, strict=True):
+        assert gain > 0 if fraction else kl == gain == 0
+
+    picture = np.asarray(Image.open(run_dir / "learning_curve.png").convert("RGB")).astype(int)
+    assert picture.shape == (540, 960, 3)
+    assert ((picture[..., 2] - picture[..., 0]) > 30).sum() > 20
+
+
+def test_import_does_nothing():
+    assert SCRIPT.import_does_nothing()
+
+
+def test_goal_score_stops_and_saves_and_the_best_plays(tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    flags = [*SMALL, "--max-kl", 0.01, "--goal-score", 25, "--run-dir", run_dir]
+    SCRIPT.main(*flags, "--total-steps", 10**6)
+    returns = [r for _, r, _ in rows(run_dir)]
+    assert len(returns) >= 100 and np.mean(returns[-100:]) >= 25
+    assert "finished" in capsys.readouterr().out
+    best, last = (torch.load(run_dir / f, weights_only=True) for f in ("best.pt", "checkpoint.pt"))
+    assert best["step"] == last["step"] and best["best"] == np.mean(returns[-100:])
+    assert all(torch.equal(best["net"][name], last["net"][name]) for name in last["net"])
+    for path in (run_dir, run_dir / "best.pt"):
+        scores = SCRIPT.main("--evaluate", path, "--episodes", 3)
+        out, err = capsys.readouterr()
+        found = [float(s) for s in re.findall(r"episode \d: return (\d+), \d+ steps", out)]
+        assert found == scores and len(scores) == 3 and err == ""
+        assert f"policy of step {best['step']:,}" in out
+
+
+# -------------------------------------------------------------------------------------- Resume
+
+
+@pytest.mark.parametrize("flags", [
+    ["--env-id", "CartPole-v1"], ["--env-id", "Pendulum-v1", "--fvp-fraction", "0.5"],
+])  # fmt: skip
+def test_a_killed_run_resumes_bit_for_bit(flags, tmp_path):
+    flags = [*SMALL, *flags, "--total-steps", 64 * 42, "--checkpoint-every", 7]
+    SCRIPT.main(*flags, "--run-dir", tmp_path / "whole")
+    broken = tmp_path / "broken"
+    process = start(*flags, "--run-dir", broken)
+    kill_after_a_checkpoint(process, broken)
+    assert process.returncode == -signal.SIGKILL
+    iteration = torch.load(broken / "checkpoint.pt", weights_only=True)["iteration"]
+    assert 0 < iteration < 42 and iteration % 7 == 0
+    SCRIPT.main("--resume", broken)
+    assert same_run(tmp_path / "whole", broken)
+    first, second = (
+        [(e.step, e.value) for e in events(tmp_path / d)["kl"]] for d in ("whole", "broken")
+    )
+    assert first == second
+
+
+def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
+    run_dir = tmp_path / "run"
+    process = start(*SMALL, "--total-steps", 10**6, "--run-dir", run_dir)
+    wait_for_episodes(process, run_dir)
+    os.remove(run_dir / "learning_curve.png")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert one_line(err, f"trpo_continuous.py --resume {run_dir}")
+    assert (run_dir / "learning_curve.png").stat().st_size > 10_000
+    torch.load(run_dir / "checkpoint.pt", weights_only=True)
+
+
+# ----------------------------------------------------------------------------------- Bad input
+
+
+@pytest.mark.parametrize("flags, words", [
+    (["--max-kl", "-0.01"], ["--max-kl", "at least 0"]),
+    (["--max-kl", "nan"], ["--max-kl", "nan"]),
+    (["--cg-iters", "-1"], ["--cg-iters", "at least 0"]),
+    (["--cg-damping", "inf"], ["--cg-damping", "inf"]),
+    (["--fvp-fraction", "0"], ["--fvp-fraction", "to 1"]),
+    (["--fvp-fraction", "1.5"], ["--fvp-fraction", "to 1"]),
+    (["--line-search-steps", "0"], ["--line-search-steps", "at least 1"]),
+    (["--backtrack-coef", "1.1"], ["--backtrack-coef", "from 0 to 1"]),
+    (["--clip-eps", "0.2"], ["--clip-eps"]),
+    (["--minibatch-size", "100"], ["--minibatch-size", "1024"]),
+    (["--env-id", "NoSuchTask-v4"], ["--env-id", "NoSuchTask"]),
+    (["--resume", "DIR/none"], ["--resume", "DIR/none"]),
+])  # fmt: skip
+def test_bad_input_gets_one_line_and_status_2(flags, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    here = str(tmp_path)
+    flags = [flag.replace("DIR", here) for flag in flags]
+    assert refused(capsys, 2, flags, *(word.replace("DIR", here) for word in words))
+    assert not list(tmp_path.iterdir())
+
+
+def test_resume_and_evaluate_refuse_other_settings_and_scripts(finished, tmp_path, capsys):
+    checkpoint = torch.load(finished[0] / "checkpoint.pt", weights_only=True)
+    torch.save(checkpoint | {"script": "ppo_continuous.py"}, tmp_path / "checkpoint.pt")
+    for task in ("--resume", "--evaluate"):
+        assert refused(capsys, 2, [task, finished[0], "--max-kl", 0.1], "--max-kl", "leave it out")
+        assert refused(capsys, 2, [task, tmp_path], task, "not a checkpoint of trpo_continuous.py")
+
+
+# ---------------------------------------------------------------------------- Broken while running
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, capsys, monkeypatch):
+    """In the sixth iteration; the last checkpoint is whole."""
+    surrogate, calls = trpo_continuous.surrogate, []
+
+    def spoiled(pi, batch):
+        if torch.is_grad_enabled():  # once an iteration, not in the line search
+            calls.append(pi)
+        return surrogate(pi, batch) * (math.nan if len(calls) == 6 else 1)
+
+    monkeypatch.setattr(trpo_continuous, "surrogate", spoiled)
+    run_dir = tmp_path / "run"
+    flags = [*SMALL, "--total-steps", 6400, "--checkpoint-every", 2, "--run-dir", run_dir]
+    assert refused(capsys, 1, flags, "iteration 6", "gradient is nan", run_dir)
+    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    assert checkpoint["iteration"] == 4
+    assert all(tensor.isfinite().all() for tensor in checkpoint["net"].values())
+
+
+def test_a_critic_that_is_not_finite_stops_the_run(tmp_path, capsys):
+    """A step size beyond all measure spoils the very first update, and no record shows it."""
+    run_dir = tmp_path / "run"
+    flags = [*SMALL, "--total-steps", 6400, "--learning-rate", 1e38, "--run-dir", run_dir]
+    assert refused(capsys, 1, flags, "iteration 1", run_dir)
+    assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 0
+
+
+@pytest.mark.parametrize("flags", [
+    ["--env-id", "LunarLander-v3", "--fvp-fraction", "0.1", "--cg-iters", "0"],
+    ["--env-id", "LunarLanderContinuous-v3", "--max-kl", "0"],
+    ["--env-id", "Hopper-v5", "--gae-lambda", "1", "--cg-damping", "0", "--backtrack-coef", "0"],
+    ["--env-id", "Pendulum-v1", "--no-norm-obs", "--no-norm-reward", "--no-norm-adv",
+     "--no-orthogonal", "--line-search-steps", "1", "--cg-iters", "30"],
+])  # fmt: skip
+def test_other_settings_run(flags, tmp_path, capsys):
+    SCRIPT.main(*SMALL, *flags, "--total-steps", 256, "--run-dir", tmp_path / "run")
+    assert "finished: 256 steps" in capsys.readouterr().out
+    SCRIPT.main("--evaluate", tmp_path / "run", "--episodes", 1)
+    assert "over 1 episodes" in capsys.readouterr().out
