@@ -93,13 +93,15 @@ def same_run(a, b):
 
 
 def kill_after_a_checkpoint(process, run_dir):
-    """SIGKILL at a random moment, once the second checkpoint is written."""
-    path = run_dir / "checkpoint.pt"
-    first = None
-    while process.poll() is None and (first is None or path.stat().st_mtime_ns == first):
-        first = first or (path.stat().st_mtime_ns if path.exists() else None)
+    """SIGKILL at a random moment between the second checkpoint and about the third."""
+    path, seen = run_dir / "checkpoint.pt", {}  # seen: {when a checkpoint was written: now}
+    while len(seen) < 2:
+        assert process.poll() is None, process.communicate()
+        if path.exists():
+            seen.setdefault(path.stat().st_mtime_ns, time.time())
         time.sleep(0.005)
-    time.sleep(np.random.default_rng().uniform(0, 0.3))
+    first, second = seen.values()
+    time.sleep(np.random.default_rng().uniform(0, min(0.3, second - first)))
     process.kill()
     process.communicate()
 

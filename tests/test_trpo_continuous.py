@@ -647,19 +647,19 @@ def test_probe_the_value_under_a_time_limit_is_10(tmp_path):
 def test_probe_bandit(fraction, tmp_path):
     flags = ["--max-kl", 0.05, "--fvp-fraction", fraction]
     _, score = train(
-        tmp_path, "--env-id", "Bandit-v0", *PROBE, "--total-steps", 5120, *flags
+        tmp_path, "--env-id", "Bandit-v0", *PROBE, "--total-steps", 2560, *flags
     )  # fmt: skip
     assert score > 0.9
 
 
 def test_probe_continuous_bandit(tmp_path):
     net, score = train(
-        tmp_path, "--env-id", "ContinuousBandit-v0", *PROBE, "--total-steps", 8192, "--max-kl", 0.05
+        tmp_path, "--env-id", "ContinuousBandit-v0", *PROBE, "--total-steps", 5120, "--max-kl", 0.05
     )  # fmt: skip
     with torch.no_grad():
         pi = net.pi(net.normalise(torch.zeros(1, 1, dtype=torch.float64)))
-    assert pi.mean[0].tolist() == pytest.approx([0.5, -0.3], abs=0.15)
-    assert score > -0.3 and (pi.log_std < -0.5).all()
+    assert pi.mean[0].tolist() == pytest.approx([0.5, -0.3], abs=0.1)
+    assert score > -0.1 and (pi.log_std < -0.5).all()
 
 
 def test_cartpole_is_learned(tmp_path):

@@ -104,20 +104,16 @@ def test_goal_score_stops_and_saves_and_the_best_plays(tmp_path, capsys):
     ["--env-id", "CartPole-v1"], ["--env-id", "Pendulum-v1", "--fvp-fraction", "0.5"],
 ])  # fmt: skip
 def test_a_killed_run_resumes_bit_for_bit(flags, tmp_path):
-    flags = [*SMALL, *flags, "--total-steps", 64 * 42, "--checkpoint-every", 7]
+    flags = [*SMALL, *flags, "--total-steps", 64 * 60, "--checkpoint-every", 7]
     SCRIPT.main(*flags, "--run-dir", tmp_path / "whole")
     broken = tmp_path / "broken"
     process = start(*flags, "--run-dir", broken)
     kill_after_a_checkpoint(process, broken)
     assert process.returncode == -signal.SIGKILL
     iteration = torch.load(broken / "checkpoint.pt", weights_only=True)["iteration"]
-    assert 0 < iteration < 42 and iteration % 7 == 0
+    assert 0 < iteration < 60 and iteration % 7 == 0
     SCRIPT.main("--resume", broken)
     assert same_run(tmp_path / "whole", broken)
-    first, second = (
-        [(e.step, e.value) for e in events(tmp_path / d)["kl"]] for d in ("whole", "broken")
-    )
-    assert first == second
 
 
 def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
