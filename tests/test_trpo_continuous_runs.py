@@ -133,14 +133,14 @@ def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--max-kl", "-0.01"], ["--max-kl", "at least 0"]),
+    (["--max-kl", "0"], ["--max-kl", "at least 1e-12"]),
     (["--max-kl", "nan"], ["--max-kl", "nan"]),
-    (["--cg-iters", "-1"], ["--cg-iters", "at least 0"]),
+    (["--cg-iters", "0"], ["--cg-iters", "at least 1"]),
     (["--cg-damping", "inf"], ["--cg-damping", "inf"]),
     (["--fvp-fraction", "0"], ["--fvp-fraction", "to 1"]),
     (["--fvp-fraction", "1.5"], ["--fvp-fraction", "to 1"]),
     (["--line-search-steps", "0"], ["--line-search-steps", "at least 1"]),
-    (["--backtrack-coef", "1.1"], ["--backtrack-coef", "from 0 to 1"]),
+    (["--backtrack-coef", "1"], ["--backtrack-coef", "from 0.01 to 0.99"]),
     (["--clip-eps", "0.2"], ["--clip-eps"]),
     (["--minibatch-size", "100"], ["--minibatch-size", "1024"]),
     (["--env-id", "NoSuchTask-v4"], ["--env-id", "NoSuchTask"]),
@@ -192,9 +192,9 @@ def test_a_critic_that_is_not_finite_stops_the_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("flags", [
-    ["--env-id", "LunarLander-v3", "--fvp-fraction", "0.1", "--cg-iters", "0"],
-    ["--env-id", "LunarLanderContinuous-v3", "--max-kl", "0"],
-    ["--env-id", "Hopper-v5", "--gae-lambda", "1", "--cg-damping", "0", "--backtrack-coef", "0"],
+    ["--env-id", "LunarLander-v3", "--fvp-fraction", "0.1", "--cg-iters", "1"],
+    ["--env-id", "LunarLanderContinuous-v3", "--max-kl", "1e-12"],
+    ["--env-id", "Hopper-v5", "--gae-lambda", "1", "--cg-damping", "0", "--backtrack-coef", "0.5"],
     ["--env-id", "Pendulum-v1", "--no-norm-obs", "--no-norm-reward", "--no-norm-adv",
      "--no-orthogonal", "--line-search-steps", "1", "--cg-iters", "30"],
 ])  # fmt: skip
