@@ -192,7 +192,7 @@ def draw(runs, out, statistic="mean"):
     """A panel a task; returns the figure, saved as out.png and out.svg."""
     tasks = sorted({run.env_id for run in runs})
     groups = sorted({run.group for run in runs})
-    columns = min(3, len(tasks))
+    columns = 2 if len(tasks) == 4 else min(3, len(tasks))
     rows = -(-len(tasks) // columns)
     figure = Figure(figsize=(1.5 + 5.5 * columns, 4 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flat

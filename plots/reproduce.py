@@ -421,6 +421,8 @@ def gather(experiment, args):
             name = variant.name + place.name.removeprefix(base.name)
             for path in sorted(place.rglob("seed*.csv.gz")):
                 [run] = compare.read_runs(path)
+                if run.env_id not in variant.tasks:  # of another experiment that shares the place
+                    continue
                 steps = args.total_steps or total_steps(variant.script, run.env_id)
                 curves.append(run._replace(group=name))
                 if covers(run.table, steps):
