@@ -934,11 +934,15 @@ def evaluate(args, checkpoint):
     torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     mode = "human" if args.render else "rgb_array" if args.video else None
+    displays = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
+    if args.render and sys.platform == "linux" and not displays & os.environ.keys():
+        fail("--render: no display here; --video records to a file", 1)
     try:
-        env = gym.make(args.env_id, render_mode=mode, disable_env_checker=True)
-        env.reset(seed=args.seed)
-        if mode is not None:
-            env.render()
+        with warnings.catch_warnings(action="ignore"):  # GLFW's
+            env = gym.make(args.env_id, render_mode=mode, disable_env_checker=True)
+            env.reset(seed=args.seed)
+            if mode is not None:
+                env.render()
         if args.video:
             path = Path(args.evaluate)
             folder = (path.parent if path.suffix == ".pt" else path) / "videos"

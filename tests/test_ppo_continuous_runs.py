@@ -176,6 +176,13 @@ def test_evaluate_prints_whole_episodes_and_records_a_video(finished, capsys):
     assert capsys.readouterr().out == out  # the same seed, the same episodes
 
 
+def test_render_without_a_display_says_so(finished, capsys, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    flags = ["--evaluate", finished[0], "--render", "--episodes", 1]
+    assert refused(capsys, 1, flags, "--render", "--video")
+
+
 def test_evaluate_sees_through_the_saved_moments(finished, tmp_path, capsys):
     """Other moments, other episodes; best.pt and checkpoint.pt both hold them."""
     checkpoint = torch.load(finished[0] / "best.pt", weights_only=True)
