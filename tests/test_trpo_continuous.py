@@ -336,11 +336,14 @@ def test_the_step_is_the_dense_one(kind, max_kl, tries, coef, monkeypatch):
         expected, fraction, why = dense_step(net, batch, args)
         expected_kl = reference_kl(net, old, expected, batch.obs).item()
         gain = reference_surrogate(net, expected, batch) - reference_surrogate(net, old, batch)
+        surrogate = functools.partial(reference_surrogate, net, batch=batch)
+        to_first_order = torch.func.grad(surrogate)(old) @ (expected - old)
         stats = trust_region_step(net, batch, args)
         torch.testing.assert_close(theta_of(net), expected, rtol=1e-6, atol=1e-7)
         assert stats["step_fraction"] == pytest.approx(fraction)
         assert stats["kl"] == pytest.approx(expected_kl, rel=1e-5, abs=1e-12)
         assert stats["improvement"] == pytest.approx(gain.item(), rel=1e-5)
+        assert stats["expected_improvement"] == pytest.approx(to_first_order.item(), rel=1e-5)
         assert stats["cg_residual"] < 1e-9
         reasons |= {*why, "failed" if fraction == 0 else "done"}
     assert "done" in reasons and (max_kl == 0.01 or "far" in reasons)
