@@ -637,7 +637,7 @@ def line_search(measure, weights, full_step, max_kl, num_tries, backtrack_coef):
     for _ in range(num_tries):
         nn.utils.vector_to_parameters(old + fraction * full_step, weights)
         improvement, kl = measure()
-        if improvement > 0 and kl <= max_kl:  # neither holds of nan
+        if 0 < improvement < inf and kl <= max_kl:  # neither holds of nan
             return fraction, improvement, kl
         fraction *= backtrack_coef
     nn.utils.vector_to_parameters(old, weights)
