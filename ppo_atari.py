@@ -24,6 +24,7 @@ games was 29.8 and 33.3 after 2.5 million steps, seeds 1 and 2; the paper: 274.8
 
 import argparse
 import csv
+import gc
 import hashlib
 import io
 import json
@@ -616,6 +617,7 @@ class Records:
         learned = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
         save(self.run_dir / "checkpoint.pt", {**about, **best, **progress, **learned})
         self.draw()
+        gc.collect()  # a figure's parts refer to each other; figures would pile up
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""

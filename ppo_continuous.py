@@ -23,6 +23,7 @@ The defaults are Table 3's, with what Baselines adds to the paper's algorithm: e
 
 import argparse
 import csv
+import gc
 import hashlib
 import io
 import json
@@ -790,6 +791,7 @@ class Records:
                     "csv_bytes": os.path.getsize(self.csv.name)}  # fmt: skip
         save(self.run_dir / "checkpoint.pt", {**about, **best, **progress, **learned})
         self.draw()
+        gc.collect()  # a figure's parts refer to each other; figures would pile up
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""

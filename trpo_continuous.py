@@ -22,6 +22,7 @@ the surrogate by a constant only, and a critic is fitted after the policy's step
 
 import argparse
 import csv
+import gc
 import hashlib
 import io
 import json
@@ -860,6 +861,7 @@ class Records:
                     "csv_bytes": os.path.getsize(self.csv.name)}  # fmt: skip
         save(self.run_dir / "checkpoint.pt", {**about, **best, **progress, **learned})
         self.draw()
+        gc.collect()  # a figure's parts refer to each other; figures would pile up
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
