@@ -13,7 +13,7 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 The defaults are Table 3's, with what Baselines adds to the paper's algorithm: each such step says
 "not in the paper" and has a flag that turns it off. Small tasks have settings of their own (TASKS).
 
-  python ppo_continuous.py                               learn CartPole-v1, in about a minute
+  python ppo_continuous.py                               learn CartPole-v1, in half a minute
   python ppo_continuous.py --env-id HalfCheetah-v5       a million steps, Box actions
   python ppo_continuous.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_continuous.py --evaluate RUN_DIR --render   watch what it learned; --video records it
@@ -730,6 +730,8 @@ class Records:
             text = json.dumps(config, indent=2) + "\n"
             replace(self.run_dir / "config.json", lambda file: file.write(text.encode()))
             self.writer = SummaryWriter(self.run_dir, purge_step=self.last_step + 1)
+        except (KeyError, TypeError, ValueError):
+            fail(f"--resume: {path} is damaged: it is not what this run wrote")
         except OSError as e:
             fail(f"{e.filename or self.run_dir}: {e.strerror}; --run-dir wants a new folder, "
                  f"--resume a run's")  # fmt: skip
@@ -848,7 +850,8 @@ def load_checkpoint(path, task):
             checkpoint = torch.load(contents, map_location="cpu", weights_only=True)
     except Exception as e:  # whatever the reader meets in a file that is cut short or foreign
         fail(f"--{task}: {path} is not a whole checkpoint of plain data ({type(e).__name__})")
-    if not isinstance(checkpoint, dict) or checkpoint.get("script") != SCRIPT:
+    known = isinstance(checkpoint, dict) and {"settings", "net", "step"} <= checkpoint.keys()
+    if not known or checkpoint.get("script") != SCRIPT:
         fail(f"--{task}: {path} is not a checkpoint of {SCRIPT}")
     if task == "resume" and "optimizer" not in checkpoint:
         fail(f"--{task}: {path} holds a policy alone; it can be evaluated")

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
 
 import gymnasium as gym
@@ -264,7 +265,7 @@ class Evil:
 @pytest.mark.parametrize("task", ["resume", "evaluate"])
 @pytest.mark.parametrize("kind, word", [
     ("cut short", "whole"), ("code", "plain data"), ("foreign", "not a checkpoint"),
-    ("other script", "not a checkpoint of ppo_continuous.py"),
+    ("other script", "not a checkpoint of ppo_continuous.py"), ("empty", "not a checkpoint"),
 ])  # fmt: skip
 def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -273,12 +274,22 @@ def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypat
     if kind == "other script":
         contents = torch.load(finished[0] / "checkpoint.pt", weights_only=True)
         torch.save(contents | {"script": "ppo_atari.py"}, path)
-    elif kind == "foreign":
-        torch.save([1, 2, 3], path)
+    elif kind in ("foreign", "empty"):
+        torch.save([1, 2, 3] if kind == "foreign" else {"script": "ppo_continuous.py"}, path)
     else:
         path.write_bytes(pickle.dumps(Evil()) if kind == "code" else whole[: len(whole) // 2])
     assert refused(capsys, 2, [f"--{task}", tmp_path], f"--{task}", path, word)
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+@pytest.mark.parametrize("damage", [("step,return", "a,b"), ("\n", "\nx")])
+def test_resume_refuses_a_damaged_episodes_csv(damage, finished, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished[0], run_dir)
+    path = run_dir / "episodes.csv"
+    text = path.read_text()
+    path.write_text(text.replace(*damage, 1) + "0" * len(text))
+    assert refused(capsys, 2, ["--resume", run_dir], "--resume", path, "damaged")
 
 
 def test_resume_and_evaluate_refuse_other_settings(finished, capsys):
