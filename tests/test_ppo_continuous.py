@@ -522,3 +522,48 @@ def test_compile_gives_the_same_parameters(env_id, objective, tmp_path):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
     for one, other in zip(eager.parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+# ----------------------------------------------------------- What a missing line would change
+
+
+def test_a_truncated_step_bootstraps_from_what_was_seen_last():
+    """And not from what is seen after the reset, though that stands in the next row."""
+    batch = SimpleNamespace(
+        rewards=torch.tensor([[1.0], [2.0]]), values=torch.tensor([[10.0], [20.0], [30.0]]),
+        final_values=torch.tensor([[400.0], [0.0]]), truncated=torch.tensor([[1.0], [0.0]]),
+        terminated=torch.zeros(2, 1),
+    )  # fmt: skip
+    ppo_continuous.estimate_advantages(batch, 0.5, 0.9)
+    assert batch.targets.flatten().tolist() == pytest.approx([1 + 0.5 * 400, 2 + 0.5 * 30])
+
+
+def test_every_gradient_step_begins_without_a_gradient(monkeypatch):
+    begins, step = [], ppo_continuous.gradient_step
+
+    def watched(net, *rest):
+        begins.append(any(p.grad is not None and p.grad.any() for p in net.parameters()))
+        return step(net, *rest)
+
+    monkeypatch.setattr(ppo_continuous, "gradient_step", watched)
+    UpdateLog("--num-epochs", "2")
+    assert begins == [False] * 8
+
+
+def test_scaled_rewards_are_clipped_at_10():
+    batch = SimpleNamespace(rewards=torch.tensor([[1e6, -1e6, 0.5]]),
+                            discounted_returns=torch.tensor([[1.0, -1.0, 0.0]]))  # fmt: skip
+    ppo_continuous.scale_rewards(batch, RunningMoments())
+    std = math.sqrt(2 / 3)
+    assert batch.rewards.flatten().tolist() == pytest.approx([10, -10, 0.5 / std], rel=1e-6)
+
+
+@pytest.mark.parametrize("flag, count", [("--norm-obs", 256), ("--no-norm-obs", 0)])
+def test_a_run_takes_in_every_observation_and_adapts_beta(flag, count, tmp_path):
+    """A KL far below its target halves β at each of two iterations."""
+    net, _ = train(tmp_path, *PROBE[4:], "--env-id", "Bandit-v0", "--num-steps", 64, "--num-envs",
+                   2, "--total-steps", 256, "--objective", "kl-adaptive", "--kl-target", 1e9,
+                   flag)  # fmt: skip
+    assert net.obs_moments.count == count
+    checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert checkpoint["beta"] == 0.25
