@@ -419,7 +419,7 @@ def estimate_advantages(batch, gamma, gae_lambda):
     next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
     batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
-    batch.targets = batch.advantages + values[:-1]  # V^targ; the paper leaves it open
+    batch.targets = batch.advantages + values[:-1]  # V^targ; the PPO paper leaves it open
     unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
     return 1 - unexplained.item()
 

@@ -11,7 +11,8 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 8  end for
 
 The defaults are Table 3's, with what Baselines adds to the paper's algorithm: each such step says
-"not in the paper" and has a flag that turns it off. Small tasks have settings of their own (TASKS).
+"not in the paper", and all but the clipping of actions have a flag that turns them off. Small tasks
+have settings of their own (TASKS).
 
   python ppo_continuous.py                               learn CartPole-v1, in half a minute
   python ppo_continuous.py --env-id HalfCheetah-v5       a million steps, Box actions
@@ -452,7 +453,7 @@ def make_batch(num_steps, envs):
 
 
 def numpy_policy(net, num_steps, num_envs):
-    """π_θ for a few raw observations at a time, for which numpy takes a third of torch's time.
+    """π_θ for a few raw observations at a time, for which numpy takes a quarter of torch's time.
 
     Returns a function of t = 0, ..., T - 1 and obs (N, observation size) that samples actions.
     """
@@ -537,7 +538,7 @@ def estimate_advantages(batch, gamma, gae_lambda):
     next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
     batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
-    batch.targets = batch.advantages + values[:-1]  # V^targ; the paper leaves it open
+    batch.targets = batch.advantages + values[:-1]  # V^targ; the PPO paper leaves it open
     unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
     return 1 - unexplained.item()
 

@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+import math
+
 import gymnasium as gym
 import numpy as np
 import torch
@@ -60,6 +62,17 @@ class ContinuousBandit(Probe):
         return np.array([0.0]), -float(distance), True, False, {}
 
 
+class NanReset(Probe):
+    """What it shows after its second reset is not a number."""
+
+    resets = 0
+
+    def reset(self, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        self.resets += 1
+        return obs * (math.nan if self.resets == 2 else 1), info
+
+
 gym.register("Probe-v0", Probe, max_episode_steps=10)
 gym.register("Ends-v0", Ends)
 gym.register("Blind-v0", Blind, max_episode_steps=10)
@@ -79,3 +92,6 @@ def train(script, tmp_path, *flags):
     net.load_state_dict(checkpoint["net"])
     returns = (tmp_path / "run" / "episodes.csv").read_text().splitlines()[1:]
     return net, np.mean([float(row.split(",")[1]) for row in returns[-100:]])
+
+
+gym.register("NanReset-v0", NanReset, max_episode_steps=3)

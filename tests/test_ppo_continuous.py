@@ -567,3 +567,25 @@ def test_a_run_takes_in_every_observation_and_adapts_beta(flag, count, tmp_path)
     assert net.obs_moments.count == count
     checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
     assert checkpoint["beta"] == 0.25
+
+
+def test_what_a_reset_shows_is_checked():
+    envs = Environments("NanReset-v0", 1, 0.9)
+    envs.reset(1)
+    with pytest.raises(FloatingPointError, match="nan"):
+        for _ in range(3):
+            envs.step(np.array([0]))
+
+
+@pytest.mark.parametrize("anneal, share", [("learning-rate", 0.5), ("none", 1.0)])
+def test_adam_takes_the_annealed_step_size(anneal, share, tmp_path):
+    train(tmp_path, "--env-id", "Bandit-v0", "--num-steps", 64, "--num-envs", 2, "--total-steps",
+          256, "--learning-rate", 1e-3, "--anneal", anneal)  # fmt: skip
+    checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert float(checkpoint["optimizer"]["param_groups"][0]["lr"]) == pytest.approx(1e-3 * share)
+
+
+def test_help_shows_a_default_of_0():
+    assert "c2 of Eq. 9 (default: 0.0)" in " ".join(
+        ppo_continuous.make_parser().format_help().split()
+    )

@@ -342,3 +342,10 @@ def test_other_settings_run(flags, tmp_path, capsys):
     assert "finished: 256 steps" in capsys.readouterr().out
     ppo_continuous.main(["--evaluate", str(tmp_path / "r"), "--episodes", "1"])
     assert "over 1 episodes" in capsys.readouterr().out
+
+
+def test_compile_without_a_compiler_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CXX", str(tmp_path / "nowhere"))
+    flags = [*SMALL, "--compile", "--run-dir", tmp_path / "run"]
+    assert refused(capsys, 2, flags, "--compile", "CXX")
+    assert not (tmp_path / "run").exists()

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import defaultdict
 
-from throughput import child, median, rss_mb
+from throughput import child, clock, median, rss_mb
 
 # sb3-contrib's defaults in our words: 15 iterations of conjugate gradient, 10 critic passes
 TRPO_SETTINGS = ["--num-steps", "2048", "--minibatch-size", "128", "--num-epochs", "10",
@@ -41,25 +41,8 @@ STEPS = 2048  # of an iteration
 def ours(algorithm, flags, iterations):
     """Train for some iterations; returns steps/s, peak memory and milliseconds by part."""
     script = importlib.import_module(f"{algorithm}_continuous")
-    spent, marks = defaultdict(float), []
-
-    def timed(part, function):
-        def wrapped(*args, **kwargs):
-            start = time.perf_counter()
-            result = function(*args, **kwargs)
-            if len(marks) >= 2:
-                spent[part] += time.perf_counter() - start
-            return result
-
-        return wrapped
-
-    log, numpy_policy = script.Records.log, script.numpy_policy
-
-    def mark(*args):
-        log(*args)
-        marks.append(time.perf_counter())
-
-    script.Records.log = mark
+    spent, marks, timed = clock(script)
+    numpy_policy = script.numpy_policy
     script.Environments.step = timed("simulator", script.Environments.step)
     script.numpy_policy = lambda *args: timed("policy", numpy_policy(*args))
     for part in ("update", "trust_region_step"):

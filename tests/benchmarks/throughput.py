@@ -29,11 +29,10 @@ sys.path.insert(0, str(ROOT))
 SB3_SETTINGS = ["--network", "nature", "--num-epochs", "4", "--vf-coef", "0.5"]
 
 
-def ours(flags, iterations):
-    """Train for some iterations; returns steps/s, peak memory and seconds a step by part."""
-    import ppo_atari
-
-    spent, marks = defaultdict(float), []
+def clock(script):
+    """Measure a script from its third iteration on. Returns {part: seconds}, the times at which
+    iterations ended, and timed(part, function), the function with its time added to the part."""
+    spent, marks, log = defaultdict(float), [], script.Records.log
 
     def timed(part, function):
         def wrapped(*args, **kwargs):
@@ -45,13 +44,19 @@ def ours(flags, iterations):
 
         return wrapped
 
-    log = ppo_atari.Records.log
-
     def mark(*args):
         log(*args)
         marks.append(time.perf_counter())
 
-    ppo_atari.Records.log = mark
+    script.Records.log = mark
+    return spent, marks, timed
+
+
+def ours(flags, iterations):
+    """Train for some iterations; returns steps/s, peak memory and seconds a step by part."""
+    import ppo_atari
+
+    spent, marks, timed = clock(ppo_atari)
     if "--compile" not in flags:  # a compiled function cannot hold a clock
         ppo_atari.act = timed("inference", ppo_atari.act)
     ppo_atari.Games.step = timed("emulator", ppo_atari.Games.step)
