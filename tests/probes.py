@@ -1,8 +1,7 @@
 """Tasks with a known answer, known to gymnasium once this is imported, and training on them."""
 
-from types import SimpleNamespace
-
 import math
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -78,6 +77,7 @@ gym.register("Ends-v0", Ends)
 gym.register("Blind-v0", Blind, max_episode_steps=10)
 gym.register("Bandit-v0", Bandit)
 gym.register("ContinuousBandit-v0", ContinuousBandit)
+gym.register("NanReset-v0", NanReset, max_episode_steps=3)
 
 
 def train(script, tmp_path, *flags):
@@ -92,6 +92,3 @@ def train(script, tmp_path, *flags):
     net.load_state_dict(checkpoint["net"])
     returns = (tmp_path / "run" / "episodes.csv").read_text().splitlines()[1:]
     return net, np.mean([float(row.split(",")[1]) for row in returns[-100:]])
-
-
-gym.register("NanReset-v0", NanReset, max_episode_steps=3)
