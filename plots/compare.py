@@ -8,14 +8,17 @@
 A run's curve at a step is the mean return of its last 100 episodes by then, the measure of the PPO
 paper. A group's curve is the mean (or the interquartile mean) over its seeds, as far as all of them
 reach, with a 95% bootstrap interval over seeds from three seeds on; thin lines are single seeds.
-Writes NAME.png and NAME.svg.
+Writes NAME.png and NAME.svg. Beside kept data, seed<k>.json says what made them: the script and its
+SHA-256, the libraries' versions, the settings.
 """
 
 import argparse
 import csv
 import gzip
 import json
+import os
 import sys
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +28,8 @@ from matplotlib.figure import Figure
 
 DATA = Path(__file__).resolve().parent / "data"
 
-# whose, of which algorithm, on which task; the first that has a task is its line in pictures.
-# MuJoCo's tasks were older versions than -v5, LunarLander's were -v2
+# whose, of which algorithm, on which task; in pictures the first that has a task is a dashed line,
+# the next a dotted one. MuJoCo's tasks were older versions than -v5, LunarLander's were -v2
 PUBLISHED = {
     "PPO paper, 10M steps": {  # Table 6
         "PPO": {
@@ -35,7 +38,9 @@ PUBLISHED = {
             "SeaquestNoFrameskip-v4": 1204.5, "SpaceInvadersNoFrameskip-v4": 942.5,
         },
     },
-    "OpenAI's Baselines": {  # 1M steps, PPO's of 6 seeds; Atari: 10M steps
+    # 1M steps, of 6 seeds, in its repository: benchmarks_mujoco1M.htm; Atari: 10M steps of its ppo2
+    # as CleanRL's authors ran it (docs.cleanrl.dev/rl-algorithms/ppo)
+    "OpenAI's Baselines": {
         "PPO": {
             "HalfCheetah-v5": 1668.6, "Hopper-v5": 2316.2, "InvertedDoublePendulum-v5": 7102.9,
             "InvertedPendulum-v5": 809.4, "Reacher-v5": -6.71, "Swimmer-v5": 111.2,
@@ -58,7 +63,8 @@ PUBLISHED = {
             "Walker2d-v5": 1100,
         },
     },
-    "RL Baselines3 Zoo, tuned": {  # 1 run, its mean action evaluated; steps may be fewer than here
+    # 1 run, its mean action evaluated, in the Zoo's benchmark.md; steps may be fewer than here
+    "RL Baselines3 Zoo, tuned": {
         "PPO": {
             "CartPole-v1": 500.0, "Pendulum-v1": -172.2, "LunarLander-v3": 242.1,
             "LunarLanderContinuous-v3": 270.9,
@@ -76,6 +82,7 @@ class Run(NamedTuple):
     env_id: str
     seed: int
     table: np.ndarray  # (episodes, 3): step, return, length
+    about: dict | None = None  # what made it: config.json without the run's own paths
 
 
 # the same data give the same file: no date, and names that are not random
@@ -89,32 +96,52 @@ def fail(message):
 
 
 def read_table(path):
-    """Columns step, return, length of an episodes.csv or a seed<k>.csv.gz; (episodes, 3)."""
-    open_it = gzip.open if path.suffix == ".gz" else open
-    with open_it(path, "rt") as file:
-        rows = [(r["step"], r["return"], r["length"]) for r in csv.DictReader(file)]
-    return np.array(rows, dtype=np.float64).reshape(-1, 3)
+    """Columns step, return, length of an episodes.csv or a seed<k>.csv.gz; (episodes, 3).
+
+    ValueError if it is damaged. A last line that is cut short, as in a run going on, is left out.
+    """
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        rows = [(r["step"], r["return"], r["length"]) for r in csv.DictReader(lines)]
+        table = np.array(rows, dtype=np.float64).reshape(-1, 3)
+        if not np.isfinite(table).all():
+            raise ValueError("a number is missing")
+        return table
+    except (gzip.BadGzipFile, EOFError, zlib.error, ValueError, KeyError, TypeError) as e:
+        raise ValueError(f"{path} is damaged: {e!r}") from e
 
 
 def read_runs(path):
-    """The runs that a path holds: a run's folder, or kept data at any level."""
+    """The runs that a path holds: a run's folder, or kept data at any level.
+
+    OSError or ValueError if it holds none or one cannot be read.
+    """
     path = Path(path)
     if (path / "config.json").exists():
         try:
-            config = json.loads((path / "config.json").read_text())
-            settings, group = config["settings"], Path(config["script"]).stem
-            table = read_table(path / "episodes.csv")
-            return [Run(group, settings["env_id"], settings["seed"], table)]
-        except (OSError, ValueError, KeyError) as e:
-            fail(f"{path}: config.json or episodes.csv cannot be read ({e})")
+            about = json.loads((path / "config.json").read_text())
+            settings = about["settings"]
+            group, env_id, seed = Path(about["script"]).stem, settings["env_id"], settings["seed"]
+        except (ValueError, KeyError, TypeError) as e:
+            raise ValueError(f"{path / 'config.json'} is damaged: {e!r}") from e
+        about["settings"] = {k: v for k, v in settings.items() if k not in ("run_dir", "resume")}
+        return [Run(group, env_id, seed, read_table(path / "episodes.csv"), about)]
     files = [path] if path.name.endswith(".csv.gz") else sorted(path.rglob("seed*.csv.gz"))
     if not files or not path.exists():
-        fail(f"{path}: neither a run's folder (config.json, episodes.csv) nor kept data")
+        wanted = "a run's folder (config.json, episodes.csv) or kept data is wanted"
+        raise ValueError(f"{path}: {wanted}")
     runs = []
     for file in files:  # .../<variant>/<env-id>/seed<k>.csv.gz
-        seed = int(file.name.removeprefix("seed").removesuffix(".csv.gz"))
         env_id = file.parent.name.replace("ALE-", "ALE/")
-        runs.append(Run(file.parent.parent.name, env_id, seed, read_table(file)))
+        about = about_file(file)
+        try:
+            seed = int(file.name.removeprefix("seed").removesuffix(".csv.gz"))
+            about = json.loads(about.read_text()) if about.exists() else None
+        except ValueError as e:
+            raise ValueError(f"{file}: its name or {about.name} is damaged: {e!r}") from e
+        runs.append(Run(file.parent.parent.name, env_id, seed, read_table(file), about))
     return runs
 
 
@@ -123,15 +150,31 @@ def data_file(place, env_id, seed, data=None):
     return (data or DATA) / place / env_id.replace("/", "-") / f"seed{seed}.csv.gz"
 
 
-def keep(run, place, data=None):
-    """Put a run where `data_file` says, whole or not at all; returns the path."""
-    path = data_file(place, run.env_id, run.seed, data)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".tmp")
-    with open(beside, "wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
-        lines = [f"{int(s)},{r:.10g},{int(n)}" for s, r, n in run.table]
-        file.write("\n".join(["step,return,length", *lines, ""]).encode())
+def about_file(path):
+    """Beside a seed<k>.csv.gz, what made it."""
+    return path.with_name(path.name.removesuffix(".csv.gz") + ".json")
+
+
+def replace(path, contents):
+    """Write a file whole or not at all, though another process does the same."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    beside.write_bytes(contents)
     beside.replace(path)
+
+
+def keep(run, place, data=None):
+    """Put a run where `data_file` says; returns the path. ValueError if a longer one is there."""
+    path = data_file(place, run.env_id, run.seed, data)
+    if path.exists():
+        there = read_table(path)[-1:, 0]
+        if len(there) and (not len(run.table) or run.table[-1, 0] < there):
+            raise ValueError(f"{path} goes on to step {there.item():,.0f}, further than this run")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"{int(s)},{r:.10g},{int(n)}" for s, r, n in run.table]
+    text = "\n".join(["step,return,length", *lines, ""])
+    if run.about is not None:
+        replace(about_file(path), (json.dumps(run.about, indent=1) + "\n").encode())
+    replace(path, gzip.compress(text.encode(), 9, mtime=0))
     return path
 
 
@@ -172,19 +215,18 @@ def interval(values, statistic, resamples=2000, seed=0):
 
 
 def published_lines(env_id, groups):
-    """[(score, label, color)] of the algorithms in a picture; a group that is alone in its
-    algorithm shares its color with the line."""
+    """[(score, label, color, which)] of the algorithms in a picture, which = 0, 1, ... of
+    PUBLISHED's that have the task; a group that is alone in its algorithm shares its color."""
     colors = {}
     for k, group in enumerate(groups):
         colors.setdefault(algorithm(group), []).append(f"C{k}")
     both, lines = len(colors) > 1, []
     for name, own in colors.items():
-        for whose, published in PUBLISHED.items():
-            if env_id in published.get(name, {}):
-                score = published[name][env_id]
-                label = f"{whose}{f', {name}' * both}: {score:g}"
-                lines.append((score, label, own[0] if both and len(own) == 1 else "gray"))
-                break
+        color = own[0] if both and len(own) == 1 else "gray"
+        known = [(whose, scores[name][env_id]) for whose, scores in PUBLISHED.items()
+                 if env_id in scores.get(name, {})]  # fmt: skip
+        for which, (whose, score) in enumerate(known):
+            lines.append((score, f"{whose}{f', {name}' * both}: {score:g}", color, which))
     return lines
 
 
@@ -197,12 +239,14 @@ def draw(runs, out, statistic="mean"):
     figure = Figure(figsize=(1.5 + 5.5 * columns, 4 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for axes, env_id in zip(panels, tasks, strict=False):
+        everything = []
         for k, group in enumerate(groups):
             members = [r for r in runs if (r.env_id, r.group) == (env_id, group) and len(r.table)]
             if not members:
                 continue
             grid = np.linspace(0, max(r.table[-1, 0] for r in members), 400)
             curves = np.stack([curve(r.table, grid) for r in members], axis=-1)
+            everything.append(curves)
             color = f"C{k}"
             everyone = ~np.isnan(curves).any(axis=-1)
             if len(members) > 1:
@@ -212,14 +256,25 @@ def draw(runs, out, statistic="mean"):
             axes.plot(grid[everyone], means, color=color, lw=1.8, label=label)
             if len(members) >= 3:
                 low, high = interval(curves[everyone], statistic)
-                axes.fill_between(grid[everyone], low, high, color=color, alpha=0.2, lw=0)
-        for score, label, color in published_lines(env_id, groups):
-            axes.axhline(score, ls="--", color=color, lw=1, label=label)
+                alpha = 0.2 if len(groups) < 3 else 0.1
+                axes.fill_between(grid[everyone], low, high, color=color, alpha=alpha, lw=0)
+        shown = [curves[len(grid) // 20 :] for curves in everything]  # not the untrained policy
+        for score, label, color, which in published_lines(env_id, groups):
+            if which == 0:
+                shown.append(np.array(score))
+            axes.axhline(score, ls=("--", ":")[which], color=color, lw=1, label=label)
+        if shown:
+            low, high = (f([f(x) for x in shown]) for f in (np.nanmin, np.nanmax))
+            margin = 0.05 * (high - low) or 1
+            axes.set_ylim(low - margin, high + margin)
         axes.set(title=env_id, xlabel="agent steps", ylabel="mean return of the last 100 episodes")
         axes.set_xlim(left=0)
         axes.legend(fontsize=8)
     for axes in list(figure.axes)[len(tasks) :]:
         axes.remove()
+    statistic = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
+    figure.supxlabel(f"thick: {statistic} over seeds; thin: one seed; band: 95% bootstrap interval "
+                     f"over seeds, from three on", fontsize=8)  # fmt: skip
     save(figure, out)
     return figure
 
@@ -238,17 +293,21 @@ def main(argv=None):
     parser.add_argument("--statistic", choices=("mean", "iqm"), default="mean")
     parser.add_argument("--keep", metavar="EXPERIMENT/VARIANT", help="put the runs into plots/data")
     args = parser.parse_args(argv)
-    runs = [run for path in args.paths for run in read_runs(path)]
-    names = [run[:3] for run in runs]
-    for name in names:
-        if names.count(name) > 1:
-            fail("two runs of {}, {}, seed {}: keep them as variants, with --keep".format(*name))
-    if args.keep:
-        for run in runs:
-            print(keep(run, args.keep))
-        return
+    try:
+        runs = [run for path in args.paths for run in read_runs(path)]
+        names = [run[:3] for run in runs]
+        for name in names:
+            if names.count(name) > 1:
+                fail("two runs of {}, {}, seed {}: keep them as variants, with --keep"
+                     .format(*name))  # fmt: skip
+        if args.keep:
+            for run in runs:
+                print(keep(run, args.keep))
+            return
+    except (OSError, ValueError) as e:
+        fail(e)
     draw(runs, args.out, args.statistic)
-    for group, env_id, seed, table in sorted(runs, key=lambda run: run[:3]):
+    for group, env_id, seed, table, _ in sorted(runs, key=lambda run: run[:3]):
         score = f"{table[-100:, 1].mean():.1f} at step {table[-1, 0]:,.0f}" if len(table) else "-"
         print(f"{env_id}, {group}, seed {seed}: last 100 episodes {score}")
     print(f"{args.out}.png, {args.out}.svg")

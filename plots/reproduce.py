@@ -19,7 +19,7 @@ of its steps: the last episode may be cut short, and data kept by hand may be of
 over. Started again, this skips what is finished and goes on with what was interrupted.
 
 Flags not listed here go to the scripts as they are. All but --cuda and --compile, which change no
-setting, become part of the variants' names, as in defaults-bf16.
+setting, become part of the variants' names, as in defaults-bf16 or ppo-total-steps-20000.
 """
 
 import argparse
@@ -32,6 +32,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -142,25 +143,29 @@ class Run(NamedTuple):
 
 
 @cache
-def total_steps(script, env_id):
-    """Agent steps of a run: the script's own number for the task; 0 for random actions."""
-    if script is None:
-        return 0
+def total_steps(script, env_id, flags):
+    """Agent steps of a run with these flags, which the script itself checks and may refuse."""
     module = importlib.import_module(Path(script).stem)
-    own = getattr(module, "TASKS", {}).get(env_id, {})
-    return own.get("total_steps", module.make_parser().get_default("total_steps"))
+    default, _ = module.parse_args([])
+    settings, _ = module.parse_args(["--env-id", env_id, *flags])
+    own = {"env_id": env_id, "seed": default.seed, "threads": default.threads, "goal_score": None}
+    for name, value in own.items():
+        if getattr(settings, name) != value:
+            raise ValueError(f"--{name.replace('_', '-')}: not for the runs of an experiment")
+    return settings.total_steps
 
 
 def runs_of(variants, args):
     """The runs that args asks for, a seed of everything before the next seed."""
     added = [flag for flag in args.flags if flag not in ("--cuda", "--compile")]
-    suffix = "".join("-" + flag.lstrip("-") for flag in added)
+    suffix = "".join("-" + flag.removeprefix("--").replace("/", "-") for flag in added)
     runs = []
     for seed in range(1, args.seeds + 1):
         for variant in variants:
             if variant.script is None and seed > 1:
                 continue
             more = suffix if variant.script else ""
+            flags = (*variant.flags.split(), *args.flags)
             place = variant.place + more
             for env_id in variant.tasks:
                 leaf = Path(env_id.replace("/", "-"), f"seed{seed}")
@@ -168,9 +173,8 @@ def runs_of(variants, args):
                 if not any(text in name for text in args.only):
                     continue
                 runs.append(Run(
-                    name, place, variant.script, env_id, seed,
-                    (*variant.flags.split(), *args.flags),
-                    args.total_steps or total_steps(variant.script, env_id),
+                    name, place, variant.script, env_id, seed, flags,
+                    total_steps(variant.script, env_id, flags) if variant.script else 0,
                     args.runs_dir / place / leaf,
                     compare.data_file(place, env_id, seed, args.data_dir),
                 ))  # fmt: skip
@@ -202,7 +206,7 @@ def steps_done(folder):
 
 def command(run, args):
     """What starts a run, or goes on with it. A folder that cannot be gone on with is moved aside:
-    it has no checkpoint, or is of a run over another number of steps."""
+    it has no checkpoint, or is of a run over another number of steps (the script's own changed)."""
     threads = ["--threads", str(args.threads)]
     if (run.folder / "checkpoint.pt").exists():
         settings = json.loads((run.folder / "config.json").read_text())["settings"]
@@ -211,9 +215,8 @@ def command(run, args):
     if run.folder.exists():
         names = (run.folder.with_name(f"{run.folder.name}-aside{k}") for k in count(1))
         run.folder.rename(next(path for path in names if not path.exists()))
-    steps = ["--total-steps", str(args.total_steps)] if args.total_steps else []
     return [sys.executable, run.script, "--env-id", run.env_id, "--seed", str(run.seed), *threads,
-            *steps, *run.flags, "--run-dir", str(run.folder)]  # fmt: skip
+            *run.flags, "--run-dir", str(run.folder)]  # fmt: skip
 
 
 def lock(run):
@@ -245,7 +248,7 @@ def outcome(run, process, log, args):
             [record] = compare.read_runs(run.folder)
             compare.keep(record, run.place, args.data_dir)
             return None
-        except OSError as e:
+        except (OSError, ValueError) as e:
             return str(e)
     status = f"exit status {process.returncode}"
     if process.returncode < 0:
@@ -291,7 +294,7 @@ def launch(runs, args):
             failures[run.name] = problem
             bar.write(f"{done} FAILED, {problem}", file=sys.stderr)
 
-    interrupts = []
+    interrupts, said = [], False
     handlers = {which: signal.signal(which, lambda *_: interrupts.append(True))
                 for which in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
     try:
@@ -313,6 +316,9 @@ def launch(runs, args):
                 if process.poll() is not None:
                     del active[run]
                     end(run, log, outcome(run, process, log, args))
+            if waiting and not active and not said:
+                said = True
+                bar.write(f"{waiting[0].name} is another process's at present: waiting for it")
             bar.n = sum(progress.values())
             bar.set_description(f"{over}/{len(runs)} runs, {len(active)} active")
             time.sleep(0.2)
@@ -357,7 +363,7 @@ def mean(strata):
     return np.mean([values.mean() for values in strata])
 
 
-def interval(strata, resamples=2000, seed=0):
+def interval(strata, resamples=20_000, seed=0):
     """95% stratified bootstrap interval of `mean`: seeds are drawn anew within each task, as in
     rliable (Agarwal et al. 2021). nan where a task has fewer than 3."""
     if min(map(len, strata)) < 3:
@@ -372,15 +378,17 @@ def normalise(scores, random, best):
 
     scores {row: {task: (seeds,)}}, random {task: score}; best "run" or "setting": the paper leaves
     open whether its best result is one run's or one row's mean. Tasks that a row or `random` lacks
-    are left out for all. Returns {row: {task: (seeds,)}}.
+    are left out for all, and so are a task's seeds beyond the number that every row has: the best
+    of few would stand higher than the best of many. Returns {row: {task: (seeds,)}}.
     """
     tasks = [task for task in sorted(random) if all(task in own for own in scores.values())]
     result = {row: {} for row in scores}
     for task in tasks:
+        seeds = min(len(own[task]) for own in scores.values())
         best_of = np.max if best == "run" else np.mean
-        top = max(best_of(own[task]) for own in scores.values())
+        top = max(best_of(own[task][:seeds]) for own in scores.values())
         for row, own in scores.items():
-            result[row][task] = (own[task] - random[task]) / (top - random[task])
+            result[row][task] = (own[task][:seeds] - random[task]) / (top - random[task])
     return result
 
 
@@ -411,9 +419,9 @@ def gather(experiment, args):
     """All data there are of an experiment, of more seeds or with flags added too.
 
     Returns compare's runs, for the curves; {variant: {task: (seeds,)}}, the finished runs' scores;
-    and a line for each of the others.
+    and lines on the other runs and on the scripts' versions.
     """
-    curves, scores, unfinished = [], {}, []
+    curves, scores, notes, versions = [], {}, [], Counter()
     for variant in EXPERIMENTS[experiment]:
         base = args.data_dir / variant.place
         added = base.parent.glob(f"{base.name}-*") if variant.script else []
@@ -423,17 +431,25 @@ def gather(experiment, args):
                 [run] = compare.read_runs(path)
                 if run.env_id not in variant.tasks:  # of another experiment that shares the place
                     continue
-                steps = args.total_steps or total_steps(variant.script, run.env_id)
+                if variant.script is None:
+                    steps = 0
+                elif run.about is None:
+                    raise ValueError(f"{compare.about_file(path)} is missing")
+                else:
+                    steps = run.about["settings"]["total_steps"]
+                    versions[f"{run.about['script']} {run.about['sha256'][:8]}"] += 1
                 curves.append(run._replace(group=name))
                 if covers(run.table, steps):
                     own = scores.setdefault(name, {})
                     own[run.env_id] = np.append(own.get(run.env_id, []), score(run.table))
                 else:
                     last = run.table[-1, 0] if len(run.table) else 0
-                    unfinished.append(f"Not finished: {name}/{run.env_id}/seed{run.seed}, "
-                                      f"{number(score(run.table))} at step {last:,.0f} of "
-                                      f"{steps:,}")  # fmt: skip
-    return curves, scores, unfinished
+                    notes.append(
+                        f"Not finished: {name}/{run.env_id}/seed{run.seed}, "
+                        f"{number(score(run.table))} at step {last:,.0f} of {steps:,}"
+                    )
+    made = ", ".join(f"{version} × {runs}" for version, runs in sorted(versions.items()))
+    return curves, scores, [*notes, f"Made by (SHA-256, runs): {made}"] if made else notes
 
 
 def score_table(scores):
@@ -500,7 +516,8 @@ def draw_table1(readings, tasks, out):
         axes.plot([mean(x) for x in strata], heights, "o", color=f"C{k}", label=f"best {best} = 1")
         axes.hlines(heights, low, high, color=f"C{k}")
     paper = [TABLE1[row][0] for row in rows]
-    axes.plot(paper, range(len(rows)), "k|", ms=18, mew=1.5, label="PPO paper, Table 1")
+    label = "PPO paper, Table 1: mean of seven tasks, 3 seeds"
+    axes.plot(paper, range(len(rows)), "k|", ms=18, mew=1.5, label=label)
     axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
@@ -512,7 +529,7 @@ def draw_table1(readings, tasks, out):
 
 def report(experiment, args):
     """Draw an experiment's picture and print its table, of what data there are."""
-    curves, scores, unfinished = gather(experiment, args)
+    curves, scores, notes = gather(experiment, args)
     out = args.out / experiment
     if not scores:
         print("No run is finished.")
@@ -522,7 +539,7 @@ def report(experiment, args):
         print(score_table(scores))
     if curves and not experiment.startswith("table1"):
         compare.draw(curves, out)
-    print("\n".join(unfinished))
+    print("\n".join(notes))
 
 
 # ------------------------------------------------------------------------------ Figures 1 and 2
@@ -646,7 +663,6 @@ def make_parser():
     add("--only", nargs="+", metavar="TEXT", default=[""],
         help="do the runs whose <variant>/<env-id>/seed<k> contains one of these")  # fmt: skip
     add("--draw-only", action="store_true", help="run nothing; draw and print what data there are")
-    add("--total-steps", type=int, help="of every run, if not the script's own number")
     add("--runs-dir", type=Path, default=ROOT / "runs", help="for the runs' folders")
     add("--data-dir", type=Path, default=compare.DATA, help="for what is kept")
     add("--out", type=Path, default=ROOT / "plots", help="for the pictures")
@@ -669,27 +685,34 @@ def main(argv=None):
         FIGURES[args.experiment](args)
         return
 
-    failures = {}
-    if not args.draw_only:
-        runs = runs_of(EXPERIMENTS[args.experiment], args)
-        if not runs:
-            parser.error(f"--only: no run's name contains {' or '.join(args.only)}")
-        todo = [run for run in runs if not finished(run)]
-        print(f"{args.experiment}: {len(runs) - len(todo)} of {len(runs)} runs are finished; "
-              f"{args.jobs} at a time", flush=True)  # fmt: skip
-        for run in todo:
-            if run.script is None:
-                compare.keep(play_at_random(run.env_id, run.seed), run.place, args.data_dir)
-        failures, interrupted = launch([run for run in todo if run.script], args)
-        if interrupted:
-            print(f"stopped; go on with: python plots/reproduce.py {shlex.join(argv)}",
-                  file=sys.stderr)  # fmt: skip
-            raise SystemExit(130)
-    report(args.experiment, args)
+    try:
+        failures = {} if args.draw_only else make(parser, args, argv)
+        report(args.experiment, args)
+    except ValueError as e:  # a damaged file; delete it, and its run is made again
+        parser.error(str(e))
     for name, problem in failures.items():
         print(f"FAILED {name}: {problem}", file=sys.stderr)
     if failures:
         raise SystemExit(1)
+
+
+def make(parser, args, argv):
+    """Do an experiment's runs that are not finished. Returns {name: what went wrong}."""
+    runs = runs_of(EXPERIMENTS[args.experiment], args)
+    if not runs:
+        parser.error(f"--only: no run's name contains {' or '.join(args.only)}")
+    todo = [run for run in runs if not finished(run)]
+    print(f"{args.experiment}: {len(runs) - len(todo)} of {len(runs)} runs are finished; "
+          f"{args.jobs} at a time", flush=True)  # fmt: skip
+    for run in todo:
+        if run.script is None:
+            compare.keep(play_at_random(run.env_id, run.seed), run.place, args.data_dir)
+    failures, interrupted = launch([run for run in todo if run.script], args)
+    if interrupted:
+        print(f"stopped; go on with: python plots/reproduce.py {shlex.join(argv)}",
+              file=sys.stderr)  # fmt: skip
+        raise SystemExit(130)
+    return failures
 
 
 if __name__ == "__main__":

@@ -120,6 +120,59 @@ def test_the_same_data_give_the_same_pictures(tmp_path):
         assert files[0] == files[1]
 
 
+def test_kept_data_say_what_made_them(tmp_path):
+    run = make_run(tmp_path / "run", 3)
+    config = {"script": "ppo_x.py", "sha256": "1", "settings": {"seed": 3, "env_id": "X", "clip": 1,
+              "run_dir": "/home/x/runs/1", "resume": "runs/1"}}  # fmt: skip
+    (run / "config.json").write_text(json.dumps(config))
+    path = compare.keep(compare.read_runs(run)[0], "e/v", tmp_path / "data")
+    about = json.loads((path.parent / "seed3.json").read_text())
+    assert about.pop("settings") == {"seed": 3, "env_id": "X", "clip": 1}
+    assert about == {"script": "ppo_x.py", "sha256": "1"}
+    [kept] = compare.read_runs(tmp_path / "data")
+    assert kept.about == {**about, "settings": {"seed": 3, "env_id": "X", "clip": 1}}
+
+
+def test_a_shorter_run_does_not_replace_a_longer_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "DATA", tmp_path / "data")
+    long, short = (make_run(tmp_path / f"r{n}", 1, episodes=n) for n in (30, 20))
+    for run in (short, long):
+        compare.main([str(run), "--keep", "e/v"])
+    with pytest.raises(SystemExit) as leaving:
+        compare.main([str(short), "--keep", "e/v"])
+    assert leaving.value.code == 2 and "further than this run" in capsys.readouterr().err
+    [kept] = compare.read_runs(tmp_path / "data")
+    assert len(kept.table) == 30
+
+
+def test_a_damaged_file_gets_one_line(tmp_path, capsys):
+    run = make_run(tmp_path / "run", 1)
+    whole = compare.keep(compare.read_runs(run)[0], "e/v", tmp_path / "data").read_bytes()
+    for name, contents in (
+        ("cut/seed1.csv.gz", whole[:-30]),
+        ("flipped/seed1.csv.gz", whole[:40] + bytes([whole[40] ^ 255]) + whole[41:]),
+        ("text/seed1.csv.gz", b"step,return,length\n1,2,3\n"),
+        ("name/seed1 (copy).csv.gz", whole),
+        ("short/seed1.csv.gz", gzip.compress(b"step,return,length\n1,2\n")),
+        ("nan/seed1.csv.gz", gzip.compress(b"step,return,length\n1,nan,3\n")),
+    ):
+        path = tmp_path / name
+        path.parent.mkdir()
+        path.write_bytes(contents)
+        with pytest.raises(SystemExit) as leaving:
+            compare.main([str(path)])
+        err = capsys.readouterr().err
+        assert leaving.value.code == 2 and "damaged" in err and len(err.splitlines()) == 1, name
+
+
+def test_a_line_cut_short_is_left_out(tmp_path):
+    run = make_run(tmp_path / "run", 1, episodes=5)
+    table = compare.read_runs(run)[0].table
+    with open(run / "episodes.csv", "a") as file:
+        file.write("30,3")
+    np.testing.assert_array_equal(compare.read_runs(run)[0].table, table)
+
+
 def test_published_scores_are_those_of_the_scripts():
     atari, mujoco = (compare.PUBLISHED[whose]["PPO"] for whose in
                      ("PPO paper, 10M steps", "OpenAI's Baselines"))  # fmt: skip
@@ -137,18 +190,33 @@ def test_a_published_line_has_the_colour_of_its_algorithm(tmp_path):
     names = ("ppo", "trpo")
     runs = [compare.Run(name, "Hopper-v5", 1, table(k)) for k, name in enumerate(names)]
     for shown, expected in (
-        (runs, {"C0": 2316.2, "C1": 1912.9}),
-        (runs[:1], {"gray": 2316.2}),
-        (runs[1:], {"gray": 1912.9}),
-        ([runs[0]._replace(group="a"), *runs], {"gray": 2316.2, "C2": 1912.9}),
+        (runs, {"C0": (2316.2, 2330), "C1": (1912.9, 2100)}),
+        (runs[:1], {"gray": (2316.2, 2330)}),
+        (runs[1:], {"gray": (1912.9, 2100)}),
+        ([runs[0]._replace(group="a"), *runs], {"gray": (2316.2, 2330), "C2": (1912.9, 2100)}),
     ):
         [axes] = compare.draw(shown, tmp_path / "picture").axes
-        lines = {line.get_color(): line.get_ydata()[0] for line in axes.lines if
-                 line.get_linestyle() == "--"}  # fmt: skip
-        assert lines == expected
+        for k, style in enumerate(("--", ":")):
+            lines = {line.get_color(): line.get_ydata()[0] for line in axes.lines
+                     if line.get_linestyle() == style}  # fmt: skip
+            assert lines == {color: scores[k] for color, scores in expected.items()}
+        assert axes.get_ylim()[1] > max(line[0] for line in expected.values())
+
+
+def test_an_outlier_at_the_start_does_not_squeeze_the_curves(tmp_path):
+    """Nor does a published number far away that is not the first."""
+    returns = np.where(np.arange(1000) < 5, -1e4, -5.0)
+    table = np.column_stack((np.arange(1, 1001), returns, np.ones(1000)))
+    [axes] = compare.draw([compare.Run("trpo", "Reacher-v5", 1, table)], tmp_path / "p").axes
+    low, high = axes.get_ylim()
+    assert -1100 < low < -1000 and -4.82 < high < 50  # by step 50 the mean is -1004.5
 
 
 def test_committed_data_can_be_read():
     for path in (ROOT / "plots/data").rglob("seed*.csv.gz"):
         [run] = compare.read_runs(path)
         assert len(run.table) > 10 and (np.diff(run.table[:, 0]) >= 0).all()
+        if run.group != "random":
+            settings = run.about["settings"]
+            assert (settings["env_id"], settings["seed"]) == (run.env_id, run.seed)
+            assert len(run.about["sha256"]) == 64
