@@ -39,8 +39,10 @@ from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 
-# torch's idle threads shall sleep, not spin: the emulators need the cores. Read when torch loads.
+# Read when torch loads. Its idle threads shall sleep, not spin: the emulators need the cores. What
+# --compile makes shall not depend on timings: a resumed run is to be the same run.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
 
 import ale_py
 import gymnasium as gym
@@ -119,7 +121,7 @@ def make_parser():
         "(V - V^targ)²; Baselines writes ½ before the square, so its 0.5 is 0.25 here")
     add("--ent-coef", type=not_negative, default=0.01, help="c2 of Eq. 9")
     add("--anneal", choices=("both", "learning-rate", "none"), default="both",
-        help="what α multiplies, falling from 1 to 0 (Baselines and CleanRL keep ε as it is)")
+        help="what α multiplies, falling from 1 to 0 (Baselines' last version and CleanRL keep ε)")
     add("--network", choices=("paper", "nature"), default="paper",
         help="that of [Mni+16], as Sec. 6.4 says, or that of [Mni+15], as in Baselines and CleanRL")
 
@@ -186,7 +188,7 @@ def parse_args(argv=None):
     if args.total_steps < batch_size:
         fail(f"--total-steps {args.total_steps} is less than one rollout's {batch_size}")
     if args.cuda and not torch.cuda.is_available():
-        fail("--cuda: no CUDA GPU that this build of torch can use; leave it out for the CPU")
+        fail("--cuda: no CUDA GPU that this build of torch can use; --no-cuda is for the CPU")
     game_settings(args.env_id)
     if args.checkpoint_every is None:
         args.checkpoint_every = max(1, args.total_steps // batch_size // 15)
@@ -266,7 +268,7 @@ class Games:
         self._see(obs)
         self.scores += rewards
         self.lengths += 1
-        over = info["episode_frame_number"] < self.frame_numbers  # it falls only at a new game
+        over = info["episode_frame_number"] <= self.frame_numbers  # else it rises
         finished = list(zip(self.scores[over].tolist(), self.lengths[over].tolist(), strict=True))
         self.scores[over] = self.lengths[over] = 0
         self.frame_numbers = info["episode_frame_number"]
@@ -489,7 +491,7 @@ def update(loss, net, optimizer, batch, clip_eps, args):
         order = torch.randperm(batch.targets.numel(), device=device)
         for indices in order.split(args.minibatch_size):
             minibatch = {name: x.index_select(0, indices) for name, x in samples.items()}
-            optimizer.zero_grad()
+            optimizer.zero_grad()  # before the loss: CUDA graphs use the gradients' memory again
             minus_objective, stats = loss(SimpleNamespace(**minibatch), clip_eps)
             minus_objective.backward()
             # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
@@ -736,12 +738,14 @@ def main(argv=None):
     """Train by Algorithm 1, or evaluate; `argv` is the command line."""
     args, checkpoint = parse_args(argv)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
+    torch.backends.cudnn.deterministic = True  # or a resumed run would not repeat itself
+    if args.cuda:
+        torch.set_float32_matmul_precision("high")  # TF32, which cuDNN's convolutions use already
     if args.evaluate is not None:
         return evaluate(args, checkpoint)
 
     device = torch.device("cuda" if args.cuda else "cpu")
     torch.set_num_threads(args.threads)
-    torch.backends.cudnn.deterministic = True  # or a resumed run would not repeat itself
     torch.manual_seed(args.seed)
     games = Games(args.env_id, args.num_envs, args.threads, pin_memory=args.cuda)
     net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
@@ -759,7 +763,8 @@ def main(argv=None):
 
     if args.compile:
         mode = "reduce-overhead" if args.cuda else "default"  # the former captures CUDA graphs
-        policy, loss = torch.compile(policy, mode=mode), torch.compile(loss, mode=mode)
+        policy = torch.compile(policy, mode=mode, fullgraph=True)
+        loss = torch.compile(loss, mode=mode, fullgraph=True)
 
     batch_size = args.num_steps * args.num_envs
     num_iterations = args.total_steps // batch_size

@@ -172,6 +172,37 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     assert not (broken / "checkpoint.pt.tmp").exists()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [
+    "--bf16", "--compile", *(
+        pytest.param(f"--cuda {more}".strip(), marks=pytest.mark.skipif(
+            not torch.cuda.is_available(), reason="no GPU"
+        )) for more in ("", "--bf16", "--compile")
+    )
+])  # fmt: skip
+def test_an_interrupted_run_resumes_bit_for_bit_on_any_machine(machine, tmp_path):
+    """Interrupted two iterations after a checkpoint. CUDA graphs are used, or it is an error."""
+    flags = [*SMALL, *machine.split(), "--total-steps", 32 * 20, "--checkpoint-every", 10]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    before = SHORT_GAMES
+    if "--cuda" in machine:
+        before += "os.environ['TORCHINDUCTOR_CUDAGRAPH_OR_ERROR'] = '1'\n"
+    run(*flags, "--run-dir", whole, before=before)
+    interrupt = (
+        "update, calls = ppo_atari.update, []\n"
+        "def interrupted(*args):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) == 12:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return update(*args)\n"
+        "ppo_atari.update = interrupted\n"
+    )
+    run(*flags, "--run-dir", broken, status=130, before=before + interrupt)
+    assert torch.load(broken / "checkpoint.pt", weights_only=True)["iteration"] == 10
+    run("--resume", broken, before=before)
+    assert same_run(whole, broken)
+
+
 def test_resume_of_a_finished_run_says_so_and_can_be_prolonged(finished, tmp_path, capsys):
     run_dir = tmp_path / "run"
     shutil.copytree(finished[0], run_dir)
