@@ -523,7 +523,7 @@ def draw_table1(readings, tasks, out):
     axes.grid(axis="x", alpha=0.3)
     axes.set(xlabel="normalised score, mean over tasks; random policy = 0", title=", ".join(tasks))
     axes.title.set_fontsize(8)
-    axes.legend(fontsize=8, loc="center left", labelspacing=1)
+    axes.legend(fontsize=8, loc="lower left", labelspacing=1)
     compare.save(figure, out)
 
 
