@@ -879,7 +879,7 @@ class Records:
             axes.axhline(published, ls="--", color="tab:gray", label=label)
         axes.set(xlabel=LABELS["x"], ylabel=LABELS["y"], xlim=(0, None))
         axes.set_title(f"TRPO on {self.args.env_id}, seed {self.args.seed}")
-        axes.legend(loc="upper left", markerscale=5)
+        axes.legend(loc="upper left", markerscale=5, framealpha=1)
         replace(self.run_dir / "learning_curve.png", lambda f: figure.savefig(f, dpi=120))
 
     def close(self):

@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,21 @@ def test_flags_exist():
 def test_continuous_integration_runs_the_same_test_command():
     [command] = re.findall(r"^python3 -m venv .* -m pytest$", README, re.M)
     assert command in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+@pytest.mark.parametrize("experiment", ["small-tasks", "figure3", "table1"])
+def test_tables_of_results_are_those_of_the_data(experiment, tmp_path):
+    args = Namespace(data_dir=reproduce.compare.DATA)
+    _, scores, _ = reproduce.gather(experiment, args)
+    if experiment == "table1":
+        text = reproduce.table1(scores, tmp_path / "picture")
+        text = text[text.index("| objective") :]
+    else:
+        text = reproduce.score_table(scores)
+    rows = [line for line in text.splitlines() if line.startswith("|") and "---" not in line]
+    assert len(rows) > 8
+    for row in rows:
+        assert row in README, row
 
 
 def test_files_exist():
