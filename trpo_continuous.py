@@ -1057,6 +1057,8 @@ def main(argv=None):
             records.draw()
         else:
             records.save(iteration, iteration * batch_size, learned())
+    except KeyboardInterrupt:
+        interrupts.append(True)  # the second one; the last checkpoint is whole
     except FloatingPointError as e:
         fail(f"iteration {iteration + 1}: {e}; {args.run_dir}/checkpoint.pt is from before", 1)
     except OSError as e:

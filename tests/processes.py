@@ -1,6 +1,8 @@
 """A script as a user runs it: processes, what they print, and what they leave."""
 
 import csv
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -44,6 +46,22 @@ class Script:
             self.main(*flags)
         assert leaving.value.code == status
         return one_line(capsys.readouterr().err, *words)
+
+    def interrupted_twice(self, capsys, monkeypatch, run_dir, *flags):
+        """Ctrl-C twice in an update: it does not wait, and says how to go on."""
+
+        def update(*_):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("the second one is to end it")
+
+        monkeypatch.setattr(self.module, "update", update)
+        before = signal.getsignal(signal.SIGINT)
+        with pytest.raises(SystemExit) as leaving:
+            self.main(*flags, "--run-dir", run_dir)
+        assert leaving.value.code == 130 and signal.getsignal(signal.SIGINT) is before
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        return last == f"interrupted; go on with: python {self.name}.py --resume {run_dir}"
 
     def import_does_nothing(self):
         before = {p.name for p in ROOT.iterdir()}

@@ -129,6 +129,10 @@ def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
     torch.load(run_dir / "checkpoint.pt", weights_only=True)
 
 
+def test_a_second_ctrl_c_does_not_wait(tmp_path, capsys, monkeypatch):
+    assert SCRIPT.interrupted_twice(capsys, monkeypatch, tmp_path / "run", *SMALL)
+
+
 # ----------------------------------------------------------------------------------- Bad input
 
 
