@@ -137,7 +137,8 @@ def make_parser():
     add("--cuda", action=switch, default=False, help="train on the GPU")
     add("--bf16", action=switch, default=False, help="the network's trunk in bfloat16")
     add("--compile", action=switch, default=False, help="torch.compile; CUDA graphs on a GPU")
-    add("--threads", type=count, default=cores, help="for the emulators and, on a CPU, the update")
+    add("--threads", type=number(int, 1, 1024), default=cores,
+        help="for the emulators and, on a CPU, the update")
 
     add = parser.add_argument_group("the run").add_argument
     add("--run-dir", help="a new folder (default: one under runs/, named after the run)")

@@ -156,7 +156,8 @@ def make_parser():
         "times this (Spinning Up's, not Baselines')")
 
     add = parser.add_argument_group("the machine").add_argument
-    add("--threads", type=count, default=1, help="torch's; more than 1 slows networks this small")
+    add("--threads", type=number(int, 1, 1024), default=1,
+        help="torch's; more than 1 slows networks this small")
     add("--compile", action=switch, default=False,
         help="torch.compile the gradient step; needs a C++ compiler")
 

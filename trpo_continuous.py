@@ -151,7 +151,8 @@ def make_parser():
     add("--orthogonal", action=switch, default=True, help="orthogonal init, small policy head")
 
     add = parser.add_argument_group("the machine").add_argument
-    add("--threads", type=count, default=1, help="torch's; more than 1 slows networks this small")
+    add("--threads", type=number(int, 1, 1024), default=1,
+        help="torch's; more than 1 slows networks this small")
     add("--compile", action=switch, default=False,
         help="torch.compile the critic's step; needs a C++ compiler")
 

@@ -299,6 +299,7 @@ def test_evaluate_plays_the_policy_that_it_was_given(finished, tmp_path, capsys)
     (["--seed", "-1"], ["--seed"]),
     (["--network", "resnet"], ["--network", "paper", "nature"]),
     (["--threads", "0"], ["--threads"]),
+    (["--threads", "100000"], ["--threads", "from 1 to 1024"]),
     (["--no-such-flag"], ["--no-such-flag"]),
     (["--render"], ["--render", "--evaluate"]),
     (["--evaluate", "RUN", "--render", "--video"], ["--render", "--video"]),
