@@ -12,8 +12,8 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 
 The defaults are the paper's Table 5, on Breakout: 10 million agent steps, 40 million frames; on 2
 cores of an Intel Xeon 1.8 hours, at 1,519 steps/s (1,762 with --bf16). The mean of the last 100
-games was 54.5 after 9.1 million (seed 1, --bf16), and is 274.8 in the paper. With --network nature
-it was 57.7 after 2.5 million steps, where the defaults had 24.0: see README.md.
+games was 55.6 at the end (seed 1, --bf16), and is 274.8 in the paper. With --network nature
+it was 55.3 after 2.8 million steps, where the defaults had 23.6: see README.md.
 
   python ppo_atari.py                               train, on the CPU
   python ppo_atari.py --cuda --compile              train, on a GPU
