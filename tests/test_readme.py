@@ -100,7 +100,7 @@ def test_tables_of_results_are_those_of_the_data(experiment, tmp_path):
 
 
 def test_files_exist():
-    for name in re.findall(r"\]\(((?!http)[^)]+)\)", README) + re.findall(
+    for name in re.findall(r"\]\(((?!http|#)[^)]+)\)", README) + re.findall(
         r"\bplots/\w+\.py", README
     ):
         assert (ROOT / name).exists(), name
