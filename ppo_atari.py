@@ -270,7 +270,7 @@ class Games:
         self._see(obs)
         self.scores += rewards
         self.lengths += 1
-        over = info["episode_frame_number"] <= self.frame_numbers  # else it rises
+        over = info["episode_frame_number"] <= self.frame_numbers  # within a game it rises
         finished = list(zip(self.scores[over].tolist(), self.lengths[over].tolist(), strict=True))
         self.scores[over] = self.lengths[over] = 0
         self.frame_numbers = info["episode_frame_number"]

@@ -135,12 +135,12 @@ def read_runs(path):
     runs = []
     for file in files:  # .../<variant>/<env-id>/seed<k>.csv.gz
         env_id = file.parent.name.replace("ALE-", "ALE/")
-        about = about_file(file)
+        beside = about_file(file)
         try:
             seed = int(file.name.removeprefix("seed").removesuffix(".csv.gz"))
-            about = json.loads(about.read_text()) if about.exists() else None
+            about = json.loads(beside.read_text()) if beside.exists() else None
         except ValueError as e:
-            raise ValueError(f"{file}: its name or {about.name} is damaged: {e!r}") from e
+            raise ValueError(f"{file}: its name or {beside.name} is damaged: {e!r}") from e
         runs.append(Run(file.parent.parent.name, env_id, seed, read_table(file), about))
     return runs
 

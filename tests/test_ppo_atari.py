@@ -115,6 +115,22 @@ def test_sticky_actions_are_those_of_the_id():
     assert traces == [True, False]
 
 
+@pytest.mark.parametrize("number, over", [(1, False), (0, True), (-1, True)])
+def test_a_game_is_over_when_its_frame_number_does_not_rise(number, over):
+    games = Games("BreakoutNoFrameskip-v4", 1, 1)
+    games.reset(1)
+    last = games.frame_numbers + number
+    step = games.envs.step
+
+    def with_number(actions):
+        *result, info = step(actions)
+        return *result, info | {"episode_frame_number": last}
+
+    games.envs.step = with_number
+    *_, finished = games.step(np.array([0]))
+    assert finished == ([(0, 1)] if over else [])
+
+
 def test_a_truncated_game_bootstraps_from_what_it_showed_last(monkeypatch):
     """At the frame limit the batch holds V(final frames), not V(first frames of the next game)."""
     short = ppo_atari.game_settings("PongNoFrameskip-v4") | {"max_num_frames_per_episode": 99}

@@ -83,6 +83,13 @@ def test_the_picture_shows_games_and_the_paper(finished):
     assert (np.abs(picture - 127).max(-1) < 3).sum() > 200
 
 
+def test_what_is_compiled_does_not_depend_on_timings():
+    """The script's import comes before that of torch, which reads the variable."""
+    _, err = run("--help", before="import torch._inductor.config as inductor\n"
+                 "assert inductor.deterministic")  # fmt: skip
+    assert err == ""
+
+
 def test_import_does_nothing():
     assert SCRIPT.import_does_nothing()
 
@@ -324,7 +331,7 @@ def test_bad_input_gets_one_line_and_status_2(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_cuda(tmp_path, capsys):
-    assert refused(capsys, 2, ["--cuda", "--run-dir", tmp_path / "run"], "--cuda")
+    assert refused(capsys, 2, ["--cuda", "--run-dir", tmp_path / "run"], "--cuda", "--no-cuda")
     assert not (tmp_path / "run").exists()
 
 
