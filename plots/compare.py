@@ -259,12 +259,16 @@ def draw(runs, out, statistic="mean"):
                 alpha = 0.2 if len(groups) < 3 else 0.1
                 axes.fill_between(grid[everyone], low, high, color=color, alpha=alpha, lw=0)
         shown = [curves[len(grid) // 20 :] for curves in everything]  # not the untrained policy
-        for score, label, color, which in published_lines(env_id, groups):
+        lines = published_lines(env_id, groups)
+        for score, label, color, which in lines:
             if which == 0:
                 shown.append(np.array(score))
             axes.axhline(score, ls=("--", ":")[which], color=color, lw=1, label=label)
         if shown:
             low, high = (f([f(x) for x in shown]) for f in (np.nanmin, np.nanmax))
+            reach = 0.25 * (high - low)  # a line far off would squeeze the curves
+            near = [line[0] for line in lines if low - reach < line[0] < high + reach]
+            low, high = min([low, *near]), max([high, *near])
             margin = 0.05 * (high - low) or 1
             axes.set_ylim(low - margin, high + margin)
         axes.set(title=env_id, xlabel="agent steps", ylabel="mean return of the last 100 episodes")

@@ -212,6 +212,15 @@ def test_an_outlier_at_the_start_does_not_squeeze_the_curves(tmp_path):
     assert -1100 < low < -1000 and -4.82 < high < 50  # by step 50 the mean is -1004.5
 
 
+def test_a_second_published_number_near_the_curves_is_in_the_picture(tmp_path):
+    table = np.column_stack((np.arange(1, 301), np.arange(1, 301), np.ones(300)))
+    run = compare.Run("ppo", "BreakoutNoFrameskip-v4", 1, table)
+    for growth, seen in ((1.4, True), (0.2, False)):  # up to 350 and to 50; the number is 405.7
+        scaled = run._replace(table=table * [1, growth, 1])
+        [axes] = compare.draw([scaled], tmp_path / "picture").axes
+        assert (axes.get_ylim()[1] > 405.7) == seen
+
+
 def test_committed_data_can_be_read():
     for path in (ROOT / "plots/data").rglob("seed*.csv.gz"):
         [run] = compare.read_runs(path)

@@ -42,7 +42,8 @@ def pointers(text):
 
 
 POINTERS = pointers(README)
-OTHERS = {"--logdir", "--iterations", "--subprocesses"}  # TensorBoard's and the benchmarks'
+# TensorBoard's and the benchmarks'
+OTHERS = {"--logdir", "--iterations", "--stop", "--subprocesses"}
 
 
 def test_the_guide_has_pointers():
