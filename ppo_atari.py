@@ -17,7 +17,7 @@ and 364.6 with --network nature and all else the same (seed 1 of both, --bf16): 
 
   python ppo_atari.py                               train, on the CPU
   python ppo_atari.py --network nature              train with the wider network of [Mni+15]
-  python ppo_atari.py --cuda --compile              train, on a GPU
+  python ppo_atari.py --cuda --compile              train, on a GPU (not tried yet)
   python ppo_atari.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_atari.py --evaluate RUN_DIR --render   watch what it learned; --video records it
   python ppo_atari.py --network nature --num-epochs 4 --vf-coef 0.25 --clip-value-loss \

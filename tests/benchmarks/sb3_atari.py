@@ -6,10 +6,15 @@
 
 Step size and ε fall over --total-steps, 10 million, wherever --stop ends the run. It leaves a
 folder, runs/sb3_atari-... unless --run-dir names one, with the config.json and episodes.csv that
-plots/compare.py reads. What differs is what SB3 does otherwise: at a game's start and after a lost
-life its environment presses FIRE and then the next button (RIGHT in Breakout), which the agent does
-not see; two frames are merged before they are grey and not after; and advantages are divided by an
-unbiased deviation.
+plots/compare.py reads. The network is built by ppo_atari.py. Known differences, all of them SB3's:
+
+- a lost life costs a no-op, FIRE and the next button (RIGHT in Breakout), which the agent does not
+  see and which are not counted as steps, and clears the stack of frames; a game starts with 1 to 30
+  no-ops, then FIRE and RIGHT, where ppo_atari.py has FIRE and then 0 to 29 no-ops
+- two frames are merged before they are grey and not after
+- advantages are divided by an unbiased deviation
+- step size and ε are those of one iteration later
+- `length` is a quarter of a game's frames, with those of which the agent sees nothing
 """
 
 import argparse
@@ -34,10 +39,11 @@ import ppo_atari
 
 class Trunk(BaseFeaturesExtractor):
     """The trunk of ppo_atari.py's network, for frames (B, 4, 84, 84) that SB3 has divided by 255;
-    SB3 initialises it as it does its own."""
+    if `orthogonal`, SB3 initialises it again, in the same way."""
 
-    def __init__(self, observation_space, network):
-        trunk = ppo_atari.ActorCritic(1, network).trunk.to(memory_format=torch.contiguous_format)
+    def __init__(self, observation_space, network, orthogonal):
+        trunk = ppo_atari.ActorCritic(1, network, orthogonal).trunk
+        trunk = trunk.to(memory_format=torch.contiguous_format)
         super().__init__(observation_space, trunk[-2].out_features)
         self.trunk = trunk
 
@@ -51,6 +57,7 @@ class Record(BaseCallback):
     def __init__(self, file, stop):
         super().__init__()
         self.rows, self.file, self.stop, self.scores = csv.writer(file), file, stop, []
+        self.rollouts = 0
         self.rows.writerow(("step", "return", "length"))
 
     def _on_step(self):
@@ -62,7 +69,8 @@ class Record(BaseCallback):
         return self.num_timesteps < self.stop
 
     def _on_rollout_end(self):
-        if self.num_timesteps % 20480 == 0:
+        self.rollouts += 1
+        if self.rollouts % 20 == 0:
             self.file.flush()
             print(f"step {self.num_timesteps:,}, episode {len(self.scores)}, mean of last 100: "
                   f"{np.mean(self.scores[-100:] or np.nan):.1f}", flush=True)  # fmt: skip
@@ -73,18 +81,23 @@ def main():
         description=__doc__.splitlines()[0], epilog="All other flags are those of ppo_atari.py."
     )
     parser.add_argument("--stop", type=int, required=True, help="agent steps after which to stop")
+    parser.add_argument("--run-dir", help="a new folder (default: one under runs/)")
     own, flags = parser.parse_known_args()
     args, _ = ppo_atari.parse_args(flags)
-    if args.bf16 or args.clip_value_loss or not args.max_grad_norm:
-        ppo_atari.fail("--bf16, --clip-value-loss and --max-grad-norm 0 are not translated")
-    if args.run_dir.startswith("runs/ppo_atari-"):
-        args.run_dir = args.run_dir.replace("ppo_atari", "sb3_atari", 1)
+    for name in ("resume", "evaluate", "goal_score", "compile", "bf16", "clip_value_loss"):
+        if getattr(args, name):
+            parser.error(f"--{name.replace('_', '-')} is not for Stable-Baselines3")
+    if not args.max_grad_norm or own.stop > args.total_steps:
+        parser.error("--max-grad-norm must be above 0, and --stop not above --total-steps")
+    run_dir = Path(own.run_dir or args.run_dir.replace("ppo_atari", "sb3_atari", 1))
+    run_dir.mkdir(parents=True)
+    args.run_dir = str(run_dir)
 
     torch.set_num_threads(args.threads)
-    env = make_atari_env(args.env_id, n_envs=args.num_envs, seed=args.seed)
+    env = make_atari_env(args.env_id, args.num_envs, args.seed, env_kwargs={"frameskip": 1})
     falls = {"both": (True, True), "learning-rate": (True, False), "none": (False, False)}
     learning_rate, clip_eps = (
-        (lambda alpha, x=x: x * alpha) if falling else x
+        (lambda alpha, x=x: x * max(alpha, 0)) if falling else x
         for x, falling in zip((args.learning_rate, args.clip_eps), falls[args.anneal], strict=True)
     )
     model = PPO(
@@ -95,13 +108,13 @@ def main():
         device="cuda" if args.cuda else "cpu",
         policy_kwargs={
             "features_extractor_class": Trunk,
-            "features_extractor_kwargs": {"network": args.network},
+            "features_extractor_kwargs": {
+                "network": args.network, "orthogonal": args.orthogonal,
+            },
             "net_arch": [], "ortho_init": args.orthogonal,
             "optimizer_kwargs": {"eps": args.adam_eps},
         },
     )  # fmt: skip
-    run_dir = Path(args.run_dir)
-    run_dir.mkdir(parents=True)
     modules = (torch, stable_baselines3, ppo_atari.gym, ppo_atari.ale_py, np)
     config = {
         "script": Path(__file__).name,
