@@ -267,7 +267,7 @@ def draw(runs, out, statistic="mean"):
         if shown:
             low, high = (f([f(x) for x in shown]) for f in (np.nanmin, np.nanmax))
             reach = 0.25 * (high - low)  # a line far off would squeeze the curves
-            near = [line[0] for line in lines if low - reach < line[0] < high + reach]
+            near = [score for score, *_ in lines if low - reach < score < high + reach]
             low, high = min([low, *near]), max([high, *near])
             margin = 0.05 * (high - low) or 1
             axes.set_ylim(low - margin, high + margin)

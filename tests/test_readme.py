@@ -6,6 +6,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ppo_atari
@@ -98,6 +99,42 @@ def test_tables_of_results_are_those_of_the_data(experiment, tmp_path):
     assert len(rows) > 8
     for row in rows:
         assert row in README, row
+
+
+ATARI = {
+    "Breakout, `--network nature --bf16`": "breakout/nature-bf16",
+    "Breakout, defaults": "breakout/defaults",
+    "Breakout, defaults, `--bf16`": "breakout/defaults-bf16",
+    "Breakout, defaults, in Stable-Baselines3": "breakout-parts/sb3-table5",
+    "Breakout, Baselines' settings, `--bf16`": "breakout/baselines-bf16",
+    "Pong, defaults": "pong/defaults",
+    "nothing: the defaults": "breakout/defaults-bf16",
+    "`--network nature`": "breakout/nature-bf16",
+    "`--num-epochs 4`": "breakout-parts/num-epochs-4-bf16",
+    "`--vf-coef 0.25`": "breakout-parts/vf-coef-0.25-bf16",
+    "`--max-grad-norm 0`": "breakout-parts/max-grad-norm-0-bf16",
+    "`--no-orthogonal`": "breakout-parts/no-orthogonal-bf16",
+    "not alone: all of Baselines' settings": "breakout/baselines-bf16",
+}
+
+
+@pytest.mark.parametrize("name", ATARI)
+def test_scores_of_atari_are_those_of_the_data(name):
+    """Rows | name | seed | scores by a step ... | last score | published |, of every seed there is,
+    or | name | scores by a step |, of seed 1."""
+    rows = re.findall(rf"^\| {re.escape(name)} \| (.*) \|$", README, re.M)
+    whole = name.startswith(("Breakout", "Pong"))
+    runs = reproduce.compare.read_runs(reproduce.compare.DATA / ATARI[name])
+    assert len(rows) == (len(runs) if whole else 1)
+    for row, run in zip(rows, runs, strict=False):
+        assert run.seed == 1 or whole
+        steps = [5e5, 1e6, 2.5e6, 5e6, 7.5e6] if whole else [2e5, 4e5, 6e5]
+        means = reproduce.compare.curve(run.table, np.array(steps))
+        cells = ["–" if np.isnan(mean) else f"{mean:.1f}" for mean in means]
+        if whole:
+            last = f"{run.table[-100:, 1].mean():.1f} at {run.table[-1, 0] / 1e6:.2f}M"
+            cells = [str(run.seed), *cells, last]
+        assert (row + " |").startswith(" | ".join(cells).replace("-", "−") + " |")
 
 
 def test_files_exist():
