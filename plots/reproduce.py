@@ -7,7 +7,7 @@
   python plots/reproduce.py objectives                PPO's four objectives on HalfCheetah
   python plots/reproduce.py table1                    every objective of PPO on those seven tasks
   python plots/reproduce.py table1-plain              without any step that the paper leaves out
-  python plots/reproduce.py breakout                  Table 5 with two networks; Baselines'
+  python plots/reproduce.py breakout                  Table 5; two changes; Baselines'
   python plots/reproduce.py figure3 --draw-only       what data there are
   python plots/reproduce.py table1 --seeds 1 --only Hopper Swimmer         runs of these names
   python plots/reproduce.py breakout --jobs 1 --cuda --compile --bf16      a script's own flags
@@ -123,6 +123,7 @@ EXPERIMENTS = {
     "breakout": [
         Variant("defaults", "breakout/defaults", ATARI, BREAKOUT),
         Variant("nature", "breakout/nature", ATARI, BREAKOUT, "--network nature"),
+        Variant("lr-1e-3", "breakout/lr-1e-3", ATARI, BREAKOUT, "--learning-rate 1e-3"),
         Variant("baselines", "breakout/baselines", ATARI, BREAKOUT, BASELINES),
     ],
 }
