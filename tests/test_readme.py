@@ -71,7 +71,7 @@ def test_pointers_point_at_the_right_place(place, script, name):
 
 
 def test_nothing_is_left_to_fill_in():
-    assert not re.search(r"@[A-Z]+@|TODO|XXX", README)
+    assert not re.search(r"@|TODO|XXX", README)
 
 
 def test_flags_exist():
@@ -103,6 +103,7 @@ def test_tables_of_results_are_those_of_the_data(experiment, tmp_path):
 
 ATARI = {
     "Breakout, `--network nature --bf16`": "breakout/nature-bf16",
+    "Breakout, `--learning-rate 1e-3 --bf16`": "breakout/lr-1e-3-bf16",
     "Breakout, defaults": "breakout/defaults",
     "Breakout, defaults, `--bf16`": "breakout/defaults-bf16",
     "Breakout, defaults, in Stable-Baselines3": "breakout-parts/sb3-table5",
@@ -110,6 +111,7 @@ ATARI = {
     "Pong, defaults": "pong/defaults",
     "nothing: the defaults": "breakout/defaults-bf16",
     "`--network nature`": "breakout/nature-bf16",
+    "`--learning-rate 1e-3`": "breakout/lr-1e-3-bf16",
     "`--num-epochs 4`": "breakout-parts/num-epochs-4-bf16",
     "`--vf-coef 0.25`": "breakout-parts/vf-coef-0.25-bf16",
     "`--max-grad-norm 0`": "breakout-parts/max-grad-norm-0-bf16",
