@@ -214,23 +214,23 @@ def interval(values, statistic, resamples=2000, seed=0):
     return np.percentile(means, [2.5, 97.5], axis=0)
 
 
-def published_lines(env_id, groups):
+def published_lines(env_id, groups, published):
     """[(score, label, color, which)] of the algorithms in a picture, which = 0, 1, ... of
-    PUBLISHED's that have the task; a group that is alone in its algorithm shares its color."""
+    those that have the task; a group that is alone in its algorithm shares its color."""
     colors = {}
     for k, group in enumerate(groups):
         colors.setdefault(algorithm(group), []).append(f"C{k}")
     both, lines = len(colors) > 1, []
     for name, own in colors.items():
         color = own[0] if both and len(own) == 1 else "gray"
-        known = [(whose, scores[name][env_id]) for whose, scores in PUBLISHED.items()
+        known = [(whose, scores[name][env_id]) for whose, scores in published.items()
                  if env_id in scores.get(name, {})]  # fmt: skip
         for which, (whose, score) in enumerate(known):
             lines.append((score, f"{whose}{f', {name}' * both}: {score:g}", color, which))
     return lines
 
 
-def draw(runs, out, statistic="mean"):
+def draw(runs, out, statistic="mean", published=PUBLISHED):
     """A panel a task; returns the figure, saved as out.png and out.svg."""
     tasks = sorted({run.env_id for run in runs})
     groups = sorted({run.group for run in runs})
@@ -259,7 +259,7 @@ def draw(runs, out, statistic="mean"):
                 alpha = 0.2 if len(groups) < 3 else 0.1
                 axes.fill_between(grid[everyone], low, high, color=color, alpha=alpha, lw=0)
         shown = [curves[len(grid) // 20 :] for curves in everything]  # not the untrained policy
-        lines = published_lines(env_id, groups)
+        lines = published_lines(env_id, groups, published)
         for score, label, color, which in lines:
             if which == 0:
                 shown.append(np.array(score))

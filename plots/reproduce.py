@@ -8,6 +8,7 @@
   python plots/reproduce.py table1                    every objective of PPO on those seven tasks
   python plots/reproduce.py table1-plain              without any step that the paper leaves out
   python plots/reproduce.py breakout                  Table 5; two changes; Baselines'
+  python plots/reproduce.py precision                 bfloat16 beside float32 on Breakout
   python plots/reproduce.py figure3 --draw-only       what data there are
   python plots/reproduce.py table1 --seeds 1 --only Hopper Swimmer         runs of these names
   python plots/reproduce.py breakout --jobs 1 --cuda --compile --bf16      a script's own flags
@@ -77,6 +78,9 @@ BASELINES = (
     "--network nature --num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate"
 )
 
+# those that tests/benchmarks/throughput.py times, over the first million steps
+SB3 = "--network nature --num-epochs 4 --vf-coef 0.5 --total-steps 1000000"
+
 
 class Variant(NamedTuple):
     """A curve of a picture, a row of a table: a script with some flags, on some tasks.
@@ -126,8 +130,13 @@ EXPERIMENTS = {
         Variant("lr-1e-3", "breakout/lr-1e-3", ATARI, BREAKOUT, "--learning-rate 1e-3"),
         Variant("baselines", "breakout/baselines", ATARI, BREAKOUT, BASELINES),
     ],
+    "precision": [
+        Variant("float32", "precision/float32", ATARI, BREAKOUT, SB3),
+        Variant("bfloat16", "precision/bfloat16", ATARI, BREAKOUT, SB3 + " --bf16"),
+    ],
 }
-SEEDS = {"figure2": 1, "small-tasks": 5}  # of the others: 3
+SEEDS = {"figure2": 1, "small-tasks": 5, "precision": 5}  # of the others: 3
+SHORT = ("precision",)  # runs of so few steps that no published score is near
 
 
 class Run(NamedTuple):
@@ -454,17 +463,17 @@ def gather(experiment, args):
     return curves, scores, [*notes, f"Made by (SHA-256, runs): {made}"] if made else notes
 
 
-def score_table(scores):
+def score_table(scores, published=compare.PUBLISHED):
     """A row a variant and task beside the published scores, and how many of those are reached."""
     rows, reached = [], {}
-    columns = [whose for whose, published in compare.PUBLISHED.items()
-               if any(published.get(compare.algorithm(variant), {}).keys() & own.keys()
+    columns = [whose for whose, numbers in published.items()
+               if any(numbers.get(compare.algorithm(variant), {}).keys() & own.keys()
                       for variant, own in scores.items())]  # fmt: skip
     for variant, own in scores.items():
         for task, values in sorted(own.items()):
             cells = []
             for whose in columns:
-                value = compare.PUBLISHED[whose].get(compare.algorithm(variant), {}).get(task)
+                value = published[whose].get(compare.algorithm(variant), {}).get(task)
                 if value is None:
                     cells.append("–")
                     continue
@@ -533,14 +542,15 @@ def report(experiment, args):
     """Draw an experiment's picture and print its table, of what data there are."""
     curves, scores, notes = gather(experiment, args)
     out = args.out / experiment
+    published = {} if experiment in SHORT else compare.PUBLISHED
     if not scores:
         print("No run is finished.")
     elif experiment.startswith("table1"):
         print(table1(scores, out))
     else:
-        print(score_table(scores))
+        print(score_table(scores, published))
     if curves and not experiment.startswith("table1"):
-        compare.draw(curves, out)
+        compare.draw(curves, out, published=published)
     print("\n".join(notes))
 
 
@@ -659,7 +669,7 @@ def make_parser():
     )  # fmt: skip
     add, cores = parser.add_argument, len(os.sched_getaffinity(0))
     add("experiment", choices=(*FIGURES, *EXPERIMENTS))
-    add("--seeds", type=int, help="1 to this; if not given, 1 for figure2, 5 for small-tasks, or 3")
+    add("--seeds", type=int, help="1 to this; default: 5, 3, or 1 of figure2")
     add("--jobs", type=int, default=cores, help="runs at a time")
     add("--threads", type=int, default=1, help="of each run")
     add("--only", nargs="+", metavar="TEXT", default=[""],

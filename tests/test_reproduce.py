@@ -517,6 +517,16 @@ def test_without_data_nothing_is_drawn(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_short_runs_stand_beside_no_published_score(tmp_path, capsys):
+    flags = ["--draw-only", f"--data-dir={tmp_path}", f"--out={tmp_path}"]
+    for experiment, beside in (("precision", False), ("breakout", True)):
+        for variant in reproduce.EXPERIMENTS[experiment]:
+            put(variant.place, reproduce.BREAKOUT[0], 1, 120 * [20.0], tmp_path)
+        reproduce.main([experiment, *flags])
+        said = capsys.readouterr().out + (tmp_path / f"{experiment}.svg").read_text()
+        assert ("274.8" in said, "405.7" in said) == (beside, beside)
+
+
 # ------------------------------------------------------------------------------ Figures 1 and 2
 
 
