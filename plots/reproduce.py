@@ -310,9 +310,13 @@ def launch(runs, args):
                 for which in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
     try:
         while (waiting or active) and not interrupts:
+            locked = None
             for run in list(waiting):
-                log = lock(run) if len(active) < args.jobs else None
+                if len(active) == args.jobs:
+                    break
+                log = lock(run)
                 if log is None:
+                    locked = locked or run
                     continue
                 waiting.remove(run)
                 if finished(run):  # another process has seen to it
@@ -327,9 +331,9 @@ def launch(runs, args):
                 if process.poll() is not None:
                     del active[run]
                     end(run, log, outcome(run, process, log, args))
-            if waiting and not active and not said:
+            if locked and not active and not said:
                 said = True
-                bar.write(f"{waiting[0].name} is another process's at present: waiting for it")
+                bar.write(f"{locked.name} is another process's at present: waiting for it")
             bar.n = sum(progress.values())
             bar.set_description(f"{over}/{len(runs)} runs, {len(active)} active")
             time.sleep(0.2)

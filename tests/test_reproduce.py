@@ -247,6 +247,12 @@ def test_runs_are_made_kept_and_not_made_again(place, tmp_path, capsys):
     assert "6 of 6 runs are finished" in capsys.readouterr().out
 
 
+def test_one_run_after_the_other_waits_for_no_other_process(place, capsys):
+    reproduce.main(["tiny", *place, "--jobs=1", "--seeds=1", "--only", "good"])
+    out, err = capsys.readouterr()
+    assert "2 of 2 runs" in out + err and "waiting for it" not in out + err
+
+
 def test_what_cannot_be_gone_on_with_is_moved_aside(place, tmp_path):
     """Killed before the first checkpoint; a run over fewer steps."""
     folder = tmp_path / "runs-dir/tiny/good/A-v1/seed1"
