@@ -13,8 +13,8 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 The defaults are the paper's Table 5, on Breakout: 10 million agent steps, 40 million frames; on 2
 cores of an AMD EPYC (Zen 5) 1.6 hours, at 1,691 steps/s (2,007 with --bf16). The mean of the last
 100 games is 274.8 in the paper. Here it was 55.6 with the network that the paper names, the
-default, 364.6 with --network nature and all else the same, and with --learning-rate 1e-3 instead
-277.2 after 7.2 million steps (seed 1, --bf16): see README.md.
+default, 364.6 with --network nature and all else the same, and 365.9 with --learning-rate 1e-3
+instead (seed 1, --bf16): see README.md.
 
   python ppo_atari.py                               train, on the CPU
   python ppo_atari.py --network nature              train with the wider network of [Mni+15]
