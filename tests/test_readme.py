@@ -139,6 +139,18 @@ def test_scores_of_atari_are_those_of_the_data(name):
         assert (row + " |").startswith(" | ".join(cells).replace("-", "−") + " |")
 
 
+@pytest.mark.parametrize("flags, place", [
+    ("none: the paper's Table 5 and the network that it names", "breakout/defaults-bf16"),
+    ("`--network nature`, all else the same", "breakout/nature-bf16"),
+    ("`--learning-rate 1e-3`, all else the same", "breakout/lr-1e-3-bf16"),
+])  # fmt: skip
+def test_scores_at_the_top_are_those_of_the_data(flags, place):
+    run, *_ = reproduce.compare.read_runs(reproduce.compare.DATA / place)
+    [score] = re.findall(rf"^\| {re.escape(flags)} \| ([\d.]+) \|", README, re.M)
+    assert run.seed == 1 and reproduce.covers(run.table, run.about["settings"]["total_steps"])
+    assert score == f"{reproduce.score(run.table):.1f}"
+
+
 def test_files_exist():
     for name in re.findall(r"\]\(((?!http|#)[^)]+)\)", README) + re.findall(
         r"\bplots/\w+\.py", README
