@@ -12,13 +12,12 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 
 The defaults are the paper's Table 5, on Breakout: 10 million agent steps, 40 million frames; on 2
 cores of an AMD EPYC (Zen 5) 1.6 hours, at 1,691 steps/s (2,007 with --bf16). The mean of the last
-100 games is 274.8 in the paper. Here it was 55.6 with the network that the paper names, the
-default, 364.6 with --network nature and all else the same, and 365.9 with --learning-rate 1e-3
-instead (seed 1, --bf16): see README.md.
+100 games is 274.8 in the paper. Here one run each, seed 1 with --bf16, had 55.6 with the defaults,
+364.6 with --network nature and all else the same, 365.9 with --learning-rate 1e-3: see README.md.
 
   python ppo_atari.py                               train, on the CPU
   python ppo_atari.py --network nature              train with the wider network of [Mni+15]
-  python ppo_atari.py --cuda --compile              train, on a GPU (not tried yet)
+  python ppo_atari.py --cuda --compile              train, on a GPU (no results of it here)
   python ppo_atari.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_atari.py --evaluate RUN_DIR --render   watch what it learned; --video records it
   python ppo_atari.py --network nature --num-epochs 4 --vf-coef 0.25 --clip-value-loss \
