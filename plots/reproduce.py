@@ -7,7 +7,7 @@
   python plots/reproduce.py objectives                PPO's four objectives on HalfCheetah
   python plots/reproduce.py table1                    every objective of PPO on those seven tasks
   python plots/reproduce.py table1-plain              without any step that the paper leaves out
-  python plots/reproduce.py breakout                  Table 5; another network; another step size
+  python plots/reproduce.py breakout                  Table 5; two changes; Baselines' settings
   python plots/reproduce.py precision                 bfloat16 beside float32 on Breakout
   python plots/reproduce.py figure3 --draw-only       what data there are
   python plots/reproduce.py table1 --seeds 1 --only Hopper Swimmer         runs of these names

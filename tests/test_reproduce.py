@@ -162,6 +162,15 @@ def test_the_paper_s_column_of_table_1():
     assert [paper for paper, _ in reproduce.TABLE1.values()] == values
 
 
+def test_precision_is_shown_at_the_settings_whose_speed_is_compared(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tests/benchmarks")
+    settings = __import__("throughput").SB3_SETTINGS
+    assert reproduce.SB3.split() == [*settings, "--total-steps", "1000000"]
+    assert [v.flags.removeprefix(reproduce.SB3) for v in reproduce.EXPERIMENTS["precision"]] == [
+        "", " --bf16",
+    ]  # fmt: skip
+
+
 def test_steps_are_the_script_s_own():
     steps = [reproduce.total_steps("ppo_continuous.py", task, ()) for task in reproduce.SMALL]
     assert steps == [10**5, 2 * 10**5, 10**6, 10**6]
