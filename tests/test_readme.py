@@ -142,16 +142,27 @@ def test_scores_of_atari_are_those_of_the_data(name):
         assert (row + " |").startswith(" | ".join(cells).replace("-", "−") + " |")
 
 
-@pytest.mark.parametrize("flags, place", [
-    ("`--bf16`", "breakout/defaults-bf16"),
-    ("`--bf16 --network nature`", "breakout/nature-bf16"),
-    ("`--bf16 --learning-rate 1e-3`", "breakout/lr-1e-3-bf16"),
+@pytest.mark.parametrize("flags, place, seeds", [
+    ("`--bf16`", "breakout/defaults-bf16", [1]),
+    ("`--bf16 --network nature`", "breakout/nature-bf16", [1]),
+    ("`--bf16 --learning-rate 1e-3`", "breakout/lr-1e-3-bf16", [1, 2, 3]),
 ])  # fmt: skip
-def test_scores_at_the_top_are_those_of_the_data(flags, place):
-    run, *_ = reproduce.compare.read_runs(reproduce.compare.DATA / place)
-    [score] = re.findall(rf"^\| {re.escape(flags)} \| ([\d.]+) \|", README, re.M)
-    assert run.seed == 1 and reproduce.covers(run.table, run.about["settings"]["total_steps"])
-    assert score == f"{reproduce.score(run.table):.1f}"
+def test_scores_at_the_top_are_those_of_every_whole_run(flags, place, seeds):
+    runs = [
+        run
+        for run in reproduce.compare.read_runs(reproduce.compare.DATA / place)
+        if reproduce.covers(run.table, run.about["settings"]["total_steps"])
+    ]
+    assert [run.seed for run in runs] == seeds
+    [scores] = re.findall(rf"^\| {re.escape(flags)} \| ([\d., ]+) \|", README, re.M)
+    assert scores == ", ".join(f"{reproduce.score(run.table):.1f}" for run in runs)
+
+
+def test_mean_of_three_seeds_is_that_of_the_data():
+    place = reproduce.compare.DATA / "breakout" / "lr-1e-3-bf16"
+    scores = [reproduce.score(run.table) for run in reproduce.compare.read_runs(place)]
+    assert f"(mean {np.mean(scores):.1f} ± {np.std(scores, ddof=1):.1f}, " in README
+    assert f"three {np.mean(scores):.1f} with --learning-rate 1e-3" in ppo_atari.__doc__
 
 
 def test_files_exist():
