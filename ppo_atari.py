@@ -12,8 +12,8 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 
 The defaults are the paper's Table 5, on Breakout: 10 million agent steps, 40 million frames; on 2
 cores of an AMD EPYC (Zen 5) 1.6 hours, at 1,691 steps/s (2,007 with --bf16). The mean of the last
-100 games is 274.8 in the paper. Here, with --bf16, one run had 55.6 with the defaults, one 364.6
-with --network nature and all else the same, three 362.1 with --learning-rate 1e-3: see README.md.
+100 games is 274.8 in the paper. Here, with --bf16, it was 55.6 in one run of the defaults, 364.6 in
+one with --network nature, and 362.1, the mean of three, with --learning-rate 1e-3: see README.md.
 
   python ppo_atari.py                               train, on the CPU
   python ppo_atari.py --network nature              train with the wider network of [Mni+15]
