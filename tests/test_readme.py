@@ -158,12 +158,22 @@ def test_scores_at_the_top_are_those_of_every_whole_run(flags, place, seeds):
     assert scores == ", ".join(f"{reproduce.score(run.table):.1f}" for run in runs)
 
 
-def test_mean_of_three_seeds_is_that_of_the_data():
-    place = reproduce.compare.DATA / "breakout" / "lr-1e-3-bf16"
-    scores = [reproduce.score(run.table) for run in reproduce.compare.read_runs(place)]
-    mean = f"{np.mean(scores):.1f}"
-    assert f"(mean {mean} ± {np.std(scores, ddof=1):.1f}, " in " ".join(README.split())
+def test_means_of_three_seeds_are_those_of_the_data():
+    read_runs, curve = reproduce.compare.read_runs, reproduce.compare.curve
+    larger, nature = (
+        read_runs(reproduce.compare.DATA / "breakout" / variant)
+        for variant in ("lr-1e-3-bf16", "nature-bf16")
+    )
+    scores = [reproduce.score(run.table) for run in larger]
+    mean, prose = f"{np.mean(scores):.1f}", " ".join(README.split())
+    assert f"(mean {mean} ± {np.std(scores, ddof=1):.1f}, " in prose
     assert f"{mean}, the mean of three, with --learning-rate 1e-3" in ppo_atari.__doc__
+    steps = np.array([2.5e6, 5e6, 7.5e6])
+    means = np.mean([curve(run.table, steps) for run in larger], axis=0)
+    one, two, three = (
+        f"{a:.0f} and {b:.0f}" for a, b in zip(means, curve(nature[0].table, steps), strict=True)
+    )
+    assert f"({one} after 2.5 million steps, {two} after 5, {three} after 7.5;" in prose
 
 
 def test_files_exist():
