@@ -1,7 +1,7 @@
 r"""PPO on Atari games, from pixels (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
 
 Algorithm 1  PPO, Actor-Critic Style                                         here
-1  for iteration = 1, 2, ... do                                              main
+1  for iteration = 1, 2, ... do                                              train
 2      for actor = 1, 2, ..., N do                                           all N at once
 3          run policy π_θold in the environment for T timesteps              rollout
 4          compute advantage estimates Â_1, ..., Â_T                         estimate_advantages
@@ -10,14 +10,12 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 7      θ_old ← θ                                                             the next rollout's θ
 8  end for
 
-The defaults are the paper's Table 5, on Breakout: 10 million agent steps, 40 million frames; on 2
-cores of an AMD EPYC (Zen 5) 1.6 hours, at 1,691 steps/s (2,007 with --bf16). The mean of the last
-100 games is 274.8 in the paper. Here, with --bf16, it was 55.6 in one run of the defaults, 364.6 in
-one with --network nature, and 362.1, the mean of three, with --learning-rate 1e-3: see README.md.
+The defaults are the paper's Table 5. Every step that the paper leaves out is marked "not in the
+paper", with its flag if it has one. The sections up to Update are the paper's, in its order.
 
-  python ppo_atari.py                               train, on the CPU
-  python ppo_atari.py --network nature              train with the wider network of [Mni+15]
-  python ppo_atari.py --cuda --compile              train, on a GPU (no results of it here)
+  python ppo_atari.py                               train on Breakout, on the CPU
+  python ppo_atari.py --cuda                        train on the GPU
+  python ppo_atari.py --env-id PongNoFrameskip-v4   another game
   python ppo_atari.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_atari.py --evaluate RUN_DIR --render   watch what it learned; --video records it
   python ppo_atari.py --network nature --num-epochs 4 --vf-coef 0.25 --clip-value-loss \
@@ -25,283 +23,124 @@ one with --network nature, and 362.1, the mean of three, with --learning-rate 1e
 """
 
 import argparse
-import csv
+import copy
 import gc
 import hashlib
 import io
 import json
+import math
 import os
 import signal
 import sys
-import threading
 import time
 import warnings
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 
-# Read when torch loads. An idle thread shall spin for a moment, as waking it costs each inference
-# half a millisecond, and then sleep, as the emulators need the cores. Large tensors shall live in
-# huge pages: to have small ones mapped takes about a fifth of an update. What --compile makes shall
-# not depend on timings: a resumed run is to be the same run.
+# To be set before torch loads. Idle threads spin briefly, then sleep, so that the emulators get the
+# cores. Large tensors live in huge pages, which makes an update a fifth faster. Compiled code must
+# not depend on timings, or a resumed run would not be the same run.
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
 
 import ale_py
 import gymnasium as gym
-import matplotlib
 import numpy as np
 import torch
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, RecordVideo
 from matplotlib.figure import Figure
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-
-SCRIPT = Path(__file__).name
 
 # ------------------------------------------------------------------------------------ Settings
 
-
-def fail(message, status=2):
-    """Say what is wrong in one line on standard error, and leave: 2 for bad input, 1 later."""
-    print(f"{SCRIPT}: error: {' '.join(str(message).split())}", file=sys.stderr)
-    raise SystemExit(status)
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        fail(message)
-
-
-class Help(argparse.ArgumentDefaultsHelpFormatter):
-    def _get_help_string(self, action):  # no "(default: None)"
-        if action.default is None or action.default is False:
-            return action.help
-        return super()._get_help_string(action)
-
-
-def number(kind, low, high=inf):
-    """A type for argparse: a finite int or float from low to high."""
-
-    def parse(text):
-        value = kind(text)
-        if not (low <= value <= high and value < inf):
-            limits = f"at least {low}" if high == inf else f"from {low} to {high}"
-            raise argparse.ArgumentTypeError(f"{text} is not {limits}")
-        return value
-
-    parse.__name__ = kind.__name__
-    return parse
-
-
 # fmt: off
-def make_parser():
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False,
-                    formatter_class=Help)
-    count, not_negative, fraction = number(int, 1), number(float, 0), number(float, 0, 1)
-    switch = argparse.BooleanOptionalAction
-
-    add = parser.add_argument_group("the task").add_argument
-    add("--env-id", default="BreakoutNoFrameskip-v4", help="gymnasium's id of an Atari game")
-    add("--seed", type=number(int, 0, 2**63 - 1), default=1,
-        help="of the network, the actions, the minibatches and the games")
-    add("--total-steps", type=count, default=10_000_000, help="agent steps, of 4 frames each")
-
-    add = parser.add_argument_group("Table 5 of the paper, in its order").add_argument
-    add("--num-steps", type=count, default=128, help="T, the horizon of a rollout")
-    add("--learning-rate", type=not_negative, default=2.5e-4,
-        help="Adam's step size, times α: see --anneal")
-    add("--num-epochs", type=count, default=3, help="K, passes over a rollout (Baselines: 4)")
-    add("--minibatch-size", type=count, default=32 * 8, help="M")
-    add("--gamma", type=fraction, default=0.99, help="γ, the discount")
-    add("--gae-lambda", type=fraction, default=0.95, help="λ of GAE")
-    add("--num-envs", type=count, default=8, help="N, the number of actors")
-    add("--clip-eps", type=not_negative, default=0.1, help="ε of Eq. 7, times α")
-    add("--vf-coef", type=not_negative, default=1.0, help="c1 of Eq. 9, where L^VF is "
-        "(V - V^targ)²; Baselines writes ½ before the square, so its 0.5 is 0.25 here")
-    add("--ent-coef", type=not_negative, default=0.01, help="c2 of Eq. 9")
-    add("--anneal", choices=("both", "learning-rate", "none"), default="both",
-        help="what α multiplies, falling from 1 to 0 (Baselines' last version and CleanRL keep ε)")
-    add("--network", choices=("paper", "nature"), default="paper",
-        help="that of [Mni+16], as Sec. 6.4 says, or that of [Mni+15], as in Baselines and CleanRL")
-
-    add = parser.add_argument_group("not in the paper; in OpenAI's Baselines").add_argument
-    add("--norm-adv", action=switch, default=True, help="normalise each minibatch's advantages")
-    add("--orthogonal", action=switch, default=True, help="orthogonal init, small policy head")
-    add("--max-grad-norm", type=not_negative, default=0.5, help="of the gradient; 0: any")
-    add("--adam-eps", type=not_negative, default=1e-5, help="Adam's ε (PyTorch: 1e-8)")
-    add("--clip-value-loss", action=switch, default=False, help="hold V within ε of its old value")
-
-    add = parser.add_argument_group("the machine").add_argument
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    add("--cuda", action=switch, default=False, help="train on the GPU")
-    add("--bf16", action=switch, default=False, help="the network's trunk in bfloat16")
-    add("--compile", action=switch, default=False, help="torch.compile; CUDA graphs on a GPU")
-    add("--threads", type=number(int, 1, 1024), default=cores,
-        help="for the emulators and, on a CPU, the update")
-
-    add = parser.add_argument_group("the run").add_argument
-    add("--run-dir", help="a new folder (default: one under runs/, named after the run)")
-    add("--checkpoint-every", type=count, help="in iterations (default: about 15 times in a run)")
-    add("--goal-score", type=number(float, -inf), help="stop once the mean of 100 games is this")
-    add("--resume", metavar="RUN_DIR", help="go on with its settings, of which --total-steps (and "
-        "with it α), --goal-score, --cuda and --threads can be changed")
-    add("--evaluate", metavar="RUN_DIR", help="play whole games with its best policy (or give a "
-        ".pt file); learn nothing")
-    add("--episodes", type=count, default=10, help="games to evaluate")
-    add("--render", action=switch, default=False, help="evaluate in a window")
-    add("--video", action=switch, default=False, help="evaluate, recording to RUN_DIR/videos")
-    return parser
+SETTINGS = [  # flag, default, type and range, symbol, meaning
+    "task",
+    ("env-id", "BreakoutNoFrameskip-v4", (str,), "ID", "Gymnasium's id of an Atari game"),
+    ("seed", 1, (int, 0, 2**63 - 1), "SEED", "seeds network, actions, minibatches and games"),
+    ("total-steps", 10_000_000, (int, 1), "STEPS", "agent steps, of 4 frames each"),
+    "Table 5 of the paper, in its order",
+    ("num-steps", 128, (int, 1), "T", "horizon: steps of each actor in a rollout"),
+    ("learning-rate", 2.5e-4, (float, 0), "LR", "Adam's step size, times α (see --anneal)"),
+    ("num-epochs", 3, (int, 1), "K", "passes over a rollout (Baselines: 4)"),
+    ("minibatch-size", 32 * 8, (int, 1), "M", "samples in a minibatch"),
+    ("gamma", 0.99, (float, 0, 1), "γ", "discount"),
+    ("gae-lambda", 0.95, (float, 0, 1), "λ", "of GAE"),
+    ("num-envs", 8, (int, 1), "N", "number of actors"),
+    ("clip-eps", 0.1, (float, 0), "ε", "clipping parameter of Eq. 7, times α"),
+    ("vf-coef", 1.0, (float, 0), "c1", "of Eq. 9; L^VF has no ½ (Baselines: 0.25)"),
+    ("ent-coef", 0.01, (float, 0), "c2", "of Eq. 9"),
+    "not in Table 5",
+    ("anneal", "both", ["both", "learning-rate", "none"], None,
+     "what α multiplies as it falls from 1 to 0 (Baselines and CleanRL: the step size alone)"),
+    ("network", "paper", ["paper", "nature"], None, "of [Mni+16] (Sec. 6.4) or of [Mni+15]"),
+    "not in the paper; in OpenAI's Baselines",
+    ("norm-adv", True, bool, None, "normalise the advantages of each minibatch"),
+    ("orthogonal", True, bool, None, "orthogonal initial weights, a small policy head"),
+    ("max-grad-norm", 0.5, (float, 0), "NORM", "clip the gradient's norm; 0 disables"),
+    ("adam-eps", 1e-5, (float, 0), "EPS", "Adam's ε (PyTorch: 1e-8)"),
+    ("clip-value-loss", False, bool, None, "hold V within ε of its old value"),
+    "machine",
+    ("cuda", False, bool, None, "train on the GPU"),
+    ("bf16", False, bool, None, "convolutions and hidden layer in bfloat16"),
+    ("compile", False, bool, None, "torch.compile, with CUDA graphs on a GPU"),
+    ("threads", torch.get_num_threads(), (int, 1, 1024), "THREADS", "of emulators and torch"),
+    "run",
+    ("run-dir", None, (str,), "DIR", "new directory (default: runs/, then the run's name)"),
+    ("checkpoint-every", None, (int, 1), "ITERATIONS", "default: about 15 times in a run"),
+    ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 games"),
+    ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings, of which --total-steps "
+     "(and with it α), --goal-score, --cuda and --threads can be changed"),
+    ("evaluate", None, (str,), "RUN_DIR", "play games with its best policy (or a .pt's)"),
+    ("episodes", 10, (int, 1), "GAMES", "games to evaluate"),
+    ("render", False, bool, None, "evaluate in a window"),
+    ("video", False, bool, None, "evaluate, recording to RUN_DIR/videos"),
+]
 # fmt: on
 
-CHANGEABLE = {
-    "resume": {"total_steps", "goal_score", "cuda", "threads"},
-    "evaluate": {"episodes", "render", "video", "seed", "cuda"},
-}
+# ----------------------------------------------------------------------------------- Algorithm
 
 
-def parse_args(argv=None):
-    """The settings, checked, and the checkpoint that --resume or --evaluate names, or None."""
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    # parsed once more, without defaults: what is then set was typed
-    unset = argparse.Namespace(**dict.fromkeys(vars(args)))
-    given = {k: v for k, v in vars(parser.parse_args(argv, unset)).items() if v is not None}
-    flag = {name: "--" + name.replace("_", "-") for name in vars(args)}
+def train(args, checkpoint=None):
+    """Algorithm 1 of the paper. `checkpoint` is that of the run to resume."""
+    device = torch.device("cuda" if args.cuda else "cpu")
+    torch.manual_seed(args.seed)
+    games = Games(args.env_id, args.num_envs, args.threads, pin_memory=args.cuda)
+    net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
+    # Adam's ε: not in the paper: Baselines' (--adam-eps 1e-8); `update` sets the step size
+    optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
+    batch = make_batch(args.num_steps, args.num_envs, device)
 
-    checkpoint = None
-    task = next((task for task in CHANGEABLE if task in given), None)
-    if task is not None:
-        for name in given.keys() - CHANGEABLE[task] - {task}:
-            fail(f"{flag[name]}: --{task} takes it from the checkpoint; leave it out")
-        checkpoint = load_checkpoint(Path(given[task]), task)
-        here = {"run_dir": given[task]} if task == "resume" else {"cuda": False}
-        args = argparse.Namespace(**{**vars(args), **checkpoint["settings"], **here, **given})
-        if args.render and args.video:
-            fail("--render, --video: a window or a recording, not both at once")
-    elif given.keys() & {"episodes", "render", "video"}:
-        fail("--episodes, --render and --video go with --evaluate RUN_DIR")
+    def policy(frames):
+        return act(net, frames)
 
-    batch_size = args.num_steps * args.num_envs
-    if batch_size % args.minibatch_size:
-        fail(f"--minibatch-size {args.minibatch_size} does not divide the {batch_size} samples of "
-             f"a rollout, --num-steps × --num-envs")  # fmt: skip
-    if args.total_steps < batch_size:
-        fail(f"--total-steps {args.total_steps} is less than one rollout's {batch_size}")
-    if args.cuda and not torch.cuda.is_available():
-        fail("--cuda: no CUDA GPU that this build of torch can use; --no-cuda is for the CPU")
-    game_settings(args.env_id)
-    if args.checkpoint_every is None:
-        args.checkpoint_every = max(1, args.total_steps // batch_size // 15)
-    if args.run_dir is None:
-        name = f"{Path(SCRIPT).stem}-{args.env_id.replace('/', '-')}-seed{args.seed}"
-        args.run_dir = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return args, checkpoint
+    def loss(minibatch, clip_eps):
+        return ppo_loss(*net(minibatch.frames), minibatch, clip_eps, args.vf_coef, args.ent_coef,
+                        args.norm_adv, args.clip_value_loss)  # fmt: skip
 
+    if args.compile:
+        mode = "reduce-overhead" if args.cuda else "default"  # the former captures CUDA graphs
+        policy = torch.compile(policy, mode=mode, fullgraph=True)
+        loss = torch.compile(loss, mode=mode, fullgraph=True)
 
-# --------------------------------------------------------------------------------- Environment
-
-FIRE = 1  # its place in the action set of every game that has it
-
-
-def game_settings(env_id):
-    """What gymnasium has registered under a game's id: its ROM, its sticky actions, its limit."""
-    try:
-        spec = gym.spec(env_id)
-    except gym.error.Error as e:
-        fail(f"--env-id {env_id}: {e} A game's id is like PongNoFrameskip-v4 or ALE/Pong-v5")
-    if not str(spec.entry_point).startswith("ale_py"):
-        fail(f"--env-id {env_id}: not an Atari game, such as PongNoFrameskip-v4 or ALE/Pong-v5")
-    return spec.kwargs
-
-
-class Games:
-    """N games on C++ threads, preprocessed as in [Mni+15]: 4 frames a step, of which the last two
-    are merged by their maximum, grey, 84 × 84, the last four stacked. A game starts with FIRE, if
-    it has that action, and a random number of no-ops, below 30.
-
-    A lost life ends the return but not the game. In some games the ball then waits for FIRE, so
-    the next action is FIRE, whatever the policy chose. None of this is in the PPO paper, but such
-    is its testbed, the Arcade Learning Environment, since [Mni+15].
-
-    frames:     (N, 84, 84, 4) uint8, what the agents see now, the newest frame last
-    press_fire: (N,) bool, where the next action will be FIRE
-    """
-
-    def __init__(self, env_id, num_envs, threads, pin_memory=False, noop_max=30):
-        settings = game_settings(env_id)
-        self.envs = AtariVectorEnv(
-            settings["game"],
-            num_envs,
-            num_threads=min(threads, num_envs),
-            repeat_action_probability=settings["repeat_action_probability"],
-            full_action_space=settings["full_action_space"],
-            max_num_frames_per_episode=settings["max_num_frames_per_episode"],
-            autoreset_mode=AutoresetMode.SAME_STEP,  # no dummy step between two games
-            life_loss_info=True,  # a lost life is `terminated`, and the game goes on
-            reward_clipping=False,  # the score wants raw rewards
-            use_fire_reset=True,
-            noop_max=noop_max,
-        )
-        actions = self.envs.ale.get_action_set()
-        self.num_actions = len(actions)
-        self.has_fire = actions[FIRE] == ale_py.Action.FIRE
-        self.frames = torch.zeros(num_envs, 84, 84, 4, dtype=torch.uint8, pin_memory=pin_memory)
-
-    def reset(self, seed):
-        """Start N new games, whose course depends on `seed` (an int) and the actions alone."""
-        obs, info = self.envs.reset(seed=seed)
-        self._see(obs)
-        self.frame_numbers = info["episode_frame_number"]
-        self.scores = np.zeros(len(obs), dtype=np.int64)
-        self.lengths = np.zeros(len(obs), dtype=np.int64)
-        self.press_fire = np.zeros(len(obs), dtype=bool)
-
-    def step(self, actions):
-        """Step every game with actions (N,); one that ends starts anew within the step.
-
-        Returns (N,) rewards, raw; (N,) terminated, a life lost or the game over; (N,) truncated,
-        the frame limit met; (N, 4, 84, 84) final_obs, what a game showed last, valid only where it
-        ended; and a list of the finished games' (score, length in steps).
-        """
-        actions = np.where(self.press_fire, FIRE, actions)
-        obs, rewards, terminated, truncated, info = self.envs.step(actions)
-        self._see(obs)
-        self.scores += rewards
-        self.lengths += 1
-        over = info["episode_frame_number"] <= self.frame_numbers  # within a game it rises
-        finished = list(zip(self.scores[over].tolist(), self.lengths[over].tolist(), strict=True))
-        self.scores[over] = self.lengths[over] = 0
-        self.frame_numbers = info["episode_frame_number"]
-        self.press_fire = terminated & ~over & self.has_fire
-        return rewards, terminated, truncated, info.get("final_obs"), finished
-
-    def _see(self, obs):
-        # (N, 4, 84, 84) -> (N, 84, 84, 4): convolutions are fastest with channels last, and this
-        # is the fastest way to get them
-        np.stack([obs[:, k] for k in range(4)], axis=-1, out=self.frames.numpy())
-
-
-class PressFireAtStart(gym.Wrapper):
-    """As `Games` does, before the no-ops; for a scalar environment that steps single frames."""
-
-    def reset(self, **kwargs):
-        obs, info = self.env.reset(**kwargs)
-        if self.env.unwrapped.get_action_meanings()[FIRE] == "FIRE":
-            obs, _, _, _, info = self.env.step(FIRE)
-        return obs, info
-
-
-def make_scalar_env(env_id, render_mode=None, noop_max=30):
-    """One game that can be shown and recorded; (4, 84, 84) frames, the same as those of `Games`."""
-    env = PressFireAtStart(gym.make(env_id, frameskip=1, render_mode=render_mode))
-    env = AtariPreprocessing(env, noop_max=noop_max, frame_skip=4, screen_size=84)
-    return FrameStackObservation(env, 4, padding_type="zero")
+    with Run(args, checkpoint, net=net, optimizer=optimizer) as run:
+        for iteration in run.iterations():  # line 1
+            if run.at_checkpoint:  # saved just now; a resumed run begins like this
+                games.reset(run.seed)
+            learning_rate, clip_eps = anneal(args, iteration)
+            episodes = rollout(games, policy, batch)  # lines 2, 3
+            estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
+            stats = update(loss, net, optimizer, batch, learning_rate, clip_eps, args)  # line 6
+            run.log(iteration, episodes, stats)
 
 
 # ------------------------------------------------------------------------------------- Network
@@ -323,17 +162,15 @@ class ActorCritic(nn.Module):
             convolutions = [(4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
             flat, hidden = 64 * 7 * 7, 512
         layers = [layer for shape in convolutions for layer in (nn.Conv2d(*shape), nn.ReLU())]
-        # Flatten before the last convolution's ReLU: the same values, and faster, as that ReLU's
-        # backward pass then has its output and its gradient in the same memory layout
-        layers.insert(-1, nn.Flatten())
+        layers.insert(-1, nn.Flatten())  # before the last ReLU: same values, faster backward pass
         self.trunk = nn.Sequential(*layers, nn.Linear(flat, hidden), nn.ReLU())
-        self.policy = nn.Linear(hidden, num_actions)
-        self.value = nn.Linear(hidden, 1)
+        self.policy_head = nn.Linear(hidden, num_actions)
+        self.value_head = nn.Linear(hidden, 1)
         self.bf16 = bf16
         if orthogonal:  # not in the paper: Baselines' initialisation (--no-orthogonal)
             for layer in self.modules():
                 if isinstance(layer, (nn.Conv2d, nn.Linear)):
-                    gain = {self.policy: 0.01, self.value: 1.0}.get(layer, 2**0.5)
+                    gain = {self.policy_head: 0.01, self.value_head: 1.0}.get(layer, 2**0.5)
                     nn.init.orthogonal_(layer.weight, gain)
                     nn.init.zeros_(layer.bias)
         self.to(memory_format=torch.channels_last)
@@ -344,14 +181,14 @@ class ActorCritic(nn.Module):
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
             x = self.trunk(x.mul_(1 / 255))
         x = x.float()  # the heads stay float32 under --bf16
-        return self.policy(x), self.value(x).squeeze(-1)
+        return self.policy_head(x), self.value_head(x).squeeze(-1)
 
 
 def act(net, frames):
     """Sample a ~ π(·|s) for frames (B, 84, 84, 4). Returns a, log π(a|s) and V(s), each (B,)."""
     logits, values = net(frames)
     gumbel = -torch.empty_like(logits).exponential_().log()
-    actions = (logits + gumbel).argmax(-1, keepdim=True)  # a sample from the softmax of logits
+    actions = (logits + gumbel).argmax(-1, keepdim=True)  # argmax(logits + Gumbel noise) ~ π
     log_probs = logits.log_softmax(-1).gather(-1, actions)
     return actions.squeeze(-1), log_probs.squeeze(-1), values
 
@@ -360,20 +197,23 @@ def act(net, frames):
 
 
 def make_batch(num_steps, num_envs, device):
-    """Room for one rollout, used again by every iteration. All (T, N), but values (T + 1, N) and
-    frames (T, N, 84, 84, 4). What the games tell stays on the host, where 128 tiny steps of `gae`
-    are cheapest; what the network reads and says is on its device."""
+    """Storage for one rollout, reused in every iteration: fields of shape (T, N), unless noted.
+
+    What the network reads and returns is on `device`; the rest on the CPU, where `gae` is fastest.
+    """
     shape = (num_steps, num_envs)
     return SimpleNamespace(
         frames=torch.zeros(*shape, 84, 84, 4, dtype=torch.uint8, device=device),
         actions=torch.zeros(shape, dtype=torch.int64, device=device),
-        log_probs=torch.zeros(shape, device=device),
+        log_probs=torch.zeros(shape, device=device),  # log π_θold(a_t|s_t)
         values=torch.zeros(num_steps + 1, num_envs, device=device),  # V(s_0), ..., V(s_T)
-        by_policy=torch.zeros(shape),  # 0 where FIRE was pressed whatever the policy chose
+        policy_mask=torch.zeros(shape),  # 0 where FIRE was pressed instead of the policy's action
         rewards=torch.zeros(shape),
         terminated=torch.zeros(shape),
         truncated=torch.zeros(shape),
-        final_values=torch.zeros(shape),  # where truncated, V of what the game showed last
+        final_values=torch.zeros(shape),  # where truncated: V of the game's last frames
+        advantages=None,  # (T, N), Â_t
+        targets=None,  # (T, N), V^targ_t
     )
 
 
@@ -381,24 +221,27 @@ def make_batch(num_steps, num_envs, device):
 def rollout(games, policy, batch):
     """Run π_θold for T timesteps in N games, filling `batch` (Algorithm 1, line 3).
 
-    Returns (t, score, length) of each game that finished at step t = 0, ..., T - 1.
+    policy(frames) returns what `act` does. Returns (t, score, length) of each game that finished at
+    step t = 0, ..., T - 1.
     """
-    num_steps, finished = len(batch.rewards), []
+    num_steps, device, episodes = len(batch.rewards), batch.frames.device, []
     for t in range(num_steps):
         batch.frames[t].copy_(games.frames, non_blocking=True)
         batch.actions[t], batch.log_probs[t], batch.values[t] = policy(batch.frames[t])
-        batch.by_policy[t] = torch.from_numpy(~games.press_fire)
-        actions = batch.actions[t].cpu().numpy()  # waits for the device, so frames may change now
-        rewards, terminated, truncated, final_obs, over = games.step(actions)
+        batch.policy_mask[t] = torch.from_numpy(~games.press_fire)
+        actions = batch.actions[t].cpu().numpy()  # waits for the copy of games.frames, too
+        rewards, terminated, truncated, final_obs, finished = games.step(actions)
         batch.rewards[t] = torch.from_numpy(rewards).sign()  # not in the paper: [Mni+15]'s clipping
         batch.terminated[t] = torch.from_numpy(terminated)
         batch.truncated[t] = torch.from_numpy(truncated)
-        if truncated.any():
-            last_frames = torch.from_numpy(final_obs).permute(0, 2, 3, 1).contiguous()
-            batch.final_values[t] = policy(last_frames.to(batch.frames.device))[2].cpu()
-        finished += [(t, score, length) for score, length in over]
-    batch.values[num_steps] = policy(games.frames.to(batch.frames.device))[2]
-    return finished
+        if (
+            truncated.any()
+        ):  # not in the paper: a time limit is no end, V stands for what is cut off
+            final_frames = torch.from_numpy(final_obs).permute(0, 2, 3, 1).contiguous()
+            batch.final_values[t] = policy(final_frames.to(device))[2].cpu()
+        episodes += [(t, score, length) for score, length in finished]
+    batch.values[num_steps] = policy(games.frames.to(device))[2]
+    return episodes
 
 
 # ---------------------------------------------------------------------------------- Advantages
@@ -407,100 +250,95 @@ def rollout(games, policy, batch):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the true successor of step t; where terminated, it is not used.
-    What comes after a terminated step is worth nothing; a truncated step is worth its successor's
-    value still. The sum goes past neither.
+    next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
+    terminated step; after a truncated one (a time limit) V stands for what would have followed.
+    Either ends the sum of Eq. 11.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        advantage = deltas[t] + decay[t] * advantage  # PPO's Eq. 11
+        advantage = deltas[t] + decay[t] * advantage  # PPO's Eq. 11: Â_t = δ_t + γλ Â_{t+1}
         advantages[t] = advantage
     return advantages
 
 
 def estimate_advantages(batch, gamma, gae_lambda):
-    """Fill in a rollout's advantages Â_t and value targets V^targ_t (PPO's Algorithm 1, line 4).
-
-    Returns the explained variance: the share of the targets' variance that the values account for.
-    """
+    """Fill in a rollout's advantages Â_t and value targets V^targ_t."""
     values = batch.values.cpu()
     next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
     batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
     batch.targets = batch.advantages + values[:-1]  # V^targ; the PPO paper leaves it open
-    unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
-    return 1 - unexplained.item()
 
 
 # -------------------------------------------------------------------------------------- Update
 
 
-def ppo_loss(logits, values, batch, clip_eps, vf_coef, ent_coef, norm_adv, clip_value_loss):
-    """Minus the objective of Eq. 9 on a minibatch, and five diagnostics of it, detached.
+STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 
-    logits (M, number of actions) and values (M,) are those of θ; `batch` has, each (M,), the
-    actions, log_probs and values of θ_old, advantages, targets, and by_policy: 0 where FIRE was
-    pressed whatever the policy chose. Such a step says nothing of π and counts in L^VF alone.
+
+def ppo_loss(logits, values, minibatch, clip_eps, vf_coef, ent_coef, norm_adv, clip_value_loss):
+    """Minus the objective of Eq. 9 on a minibatch, and (5,), detached, STATS without grad_norm.
+
+    logits (M, number of actions) and values (M,) are those of θ; `minibatch` has fields (M, ...).
+    A step whose action was not the policy's carries no information about π: it counts in L^VF only.
     """
 
-    def mean(x):
-        return (x * batch.by_policy).sum() / batch.by_policy.sum().clamp(min=1)
+    def mean(x):  # over the steps whose action the policy chose
+        return (x * minibatch.policy_mask).sum() / minibatch.policy_mask.sum().clamp(min=1)
 
-    advantages = batch.advantages
+    advantages = minibatch.advantages
     if norm_adv:  # not in the paper: Baselines' normalisation (--no-norm-adv)
         advantages = advantages - mean(advantages)
         advantages = advantages / (mean(advantages.square()).sqrt() + 1e-8)
 
     log_pi = logits.log_softmax(-1)
-    log_ratio = log_pi.gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1) - batch.log_probs
+    log_ratio = log_pi.gather(-1, minibatch.actions.unsqueeze(-1)).squeeze(-1) - minibatch.log_probs
     ratio = log_ratio.exp()  # r_t(θ), Eq. 6
     clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     l_clip = mean(torch.min(ratio * advantages, clipped * advantages))  # Eq. 7
     entropy = mean(-(log_pi.exp() * log_pi).sum(-1))  # S[π_θ]
 
-    value_errors = (values - batch.targets).square()
-    if clip_value_loss:  # not in the paper: Baselines takes the larger of two errors, that of V
-        # and that of V held within ε of its old value (off unless --clip-value-loss)
-        near = batch.values + (values - batch.values).clamp(-clip_eps, clip_eps)
-        value_errors = torch.max(value_errors, (near - batch.targets).square())
+    value_errors = (values - minibatch.targets).square()
+    if clip_value_loss:  # not in the paper: Baselines' value clipping (off by default), the larger
+        # of V's error and that of V within ε of its old value
+        clipped_values = minibatch.values + (values - minibatch.values).clamp(-clip_eps, clip_eps)
+        value_errors = torch.max(value_errors, (clipped_values - minibatch.targets).square())
     l_vf = value_errors.mean()  # without ½, as in the paper
 
     objective = l_clip - vf_coef * l_vf + ent_coef * entropy  # Eq. 9
-    approx_kl = mean(ratio - 1 - log_ratio)  # of KL(π_θold ‖ π_θ): joschu.net/blog/kl-approx, k3
+    approx_kl = mean(ratio - 1 - log_ratio)  # KL(π_θold ‖ π_θ), k3 of joschu.net/blog/kl-approx
     clip_fraction = mean(((ratio - 1).abs() > clip_eps).float())
     return -objective, torch.stack((-l_clip, l_vf, entropy, approx_kl, clip_fraction)).detach()
 
 
-STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-
-
-def anneal(args, iteration, num_iterations):
-    """The step size of Adam and ε in an iteration (from 0 on): Table 5's, with α from 1 to 0."""
-    alpha = 1 - iteration / num_iterations
+def anneal(args, iteration):
+    """Adam's step size and ε in an iteration (from 0): Table 5's, with α falling from 1 to 0."""
+    alpha = 1 - iteration / args.num_iterations
     learning_rate = args.learning_rate * (1 if args.anneal == "none" else alpha)
     return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
 
 
-def update(loss, net, optimizer, batch, clip_eps, args):
+def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    loss(minibatch, ε) runs `net` and returns `ppo_loss`. Returns the means of STATS and the norm of
-    the weights; FloatingPointError if one of them is not finite.
+    loss(minibatch, ε) returns what `ppo_loss` does. Returns the scalars to log, STATS averaged over
+    minibatches; FloatingPointError if one is not finite.
     """
     device = batch.frames.device
-    names = ("frames", "actions", "log_probs", "by_policy", "advantages", "targets")
+    names = ("frames", "actions", "log_probs", "policy_mask", "advantages", "targets")
     samples = {name: getattr(batch, name).flatten(0, 1).to(device) for name in names}  # (T·N, ...)
     samples["values"] = batch.values[:-1].flatten()
-    clip_eps = torch.tensor(clip_eps, device=device)
+    optimizer.param_groups[0]["lr"] = learning_rate
+    clip_eps = torch.tensor(clip_eps, device=device)  # compiled code then takes any value
     sums, count = torch.zeros(len(STATS), device=device), 0
     for _ in range(args.num_epochs):
         order = torch.randperm(batch.targets.numel(), device=device)
         for indices in order.split(args.minibatch_size):
             minibatch = {name: x.index_select(0, indices) for name, x in samples.items()}
-            optimizer.zero_grad()  # before the loss: CUDA graphs use the gradients' memory again
+            optimizer.zero_grad()  # before the loss: CUDA graphs reuse the gradients' memory
             minus_objective, stats = loss(SimpleNamespace(**minibatch), clip_eps)
             minus_objective.backward()
             # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
@@ -508,196 +346,329 @@ def update(loss, net, optimizer, batch, clip_eps, args):
             optimizer.step()
             sums += torch.cat((stats, grad_norm.view(1)))
             count += 1
-    means = dict(zip(STATS, (sums / count).tolist(), strict=True))  # waits for the device
-    means["weight_norm"] = nn.utils.get_total_norm(list(net.parameters())).item()
-    for name, mean in means.items():
-        if not np.isfinite(mean):
-            raise FloatingPointError(f"{name} is {mean}")
-    return means
+    stats = dict(zip(STATS, (sums / count).tolist(), strict=True))  # waits for the device
+    stats["weight_norm"] = nn.utils.get_total_norm(list(net.parameters())).item()
+    for name, value in stats.items():
+        if not math.isfinite(value):
+            raise FloatingPointError(f"{name} is {value}")
+    stats |= {"explained_variance": explained_variance(batch), "learning_rate": learning_rate}
+    return stats
+
+
+# ============ The paper's part ends here. What follows runs the environments and keeps records.
+
+# --------------------------------------------------------------------------------- Environment
+
+FIRE = 1  # its place in the action set of every game that has it
+
+
+class Games:
+    """N games on C++ threads, preprocessed as in [Mni+15]: an action lasts for 4 frames; what is
+    seen is the maximum of the last two, grey and 84 × 84, and the three such images before. A game
+    starts with FIRE, if it has that action, and up to 29 no-ops. A lost life ends the return but
+    not the game; in some games the ball then waits for FIRE, so the next action is FIRE, whatever
+    the policy chose. The PPO paper mentions none of this, which is usual on Atari.
+
+    frames:     (N, 84, 84, 4) uint8, what the agents see now, the newest frame last
+    press_fire: (N,) bool, where the next action will be FIRE
+    """
+
+    def __init__(self, env_id, num_envs, threads, pin_memory=False, noop_max=30):
+        settings = game_settings(env_id)
+        names = ("repeat_action_probability", "full_action_space", "max_num_frames_per_episode")
+        self.envs = AtariVectorEnv(
+            settings["game"], num_envs, num_threads=min(threads, num_envs),
+            **{name: settings[name] for name in names}, use_fire_reset=True, noop_max=noop_max,
+            autoreset_mode=AutoresetMode.SAME_STEP,  # no dummy step between two games
+            life_loss_info=True,  # a lost life is `terminated`, and the game goes on
+            reward_clipping=False,  # the score needs raw rewards
+        )  # fmt: skip
+        actions = self.envs.ale.get_action_set()
+        self.num_actions = len(actions)
+        self.has_fire = actions[FIRE] == ale_py.Action.FIRE
+        self.frames = torch.zeros(num_envs, 84, 84, 4, dtype=torch.uint8, pin_memory=pin_memory)
+
+    def reset(self, seed):
+        """Start N new games, deterministic given `seed` (an int) and the actions."""
+        obs, info = self.envs.reset(seed=seed)
+        self._store(obs)
+        self.frame_numbers = info["episode_frame_number"]
+        self.scores, self.lengths = np.zeros((2, len(obs)), dtype=np.int64)
+        self.press_fire = np.zeros(len(obs), dtype=bool)
+
+    def step(self, actions):
+        """Step every game with actions (N,); one that ends starts anew within the step.
+
+        Returns (N,) rewards, raw; (N,) terminated, a life lost or the game over; (N,) truncated,
+        the frame limit met; (N, 4, 84, 84) final_obs, a game's last frames, valid only where it
+        ended; and a list of the finished games' (score, length in steps).
+        """
+        actions = np.where(self.press_fire, FIRE, actions)
+        obs, rewards, terminated, truncated, info = self.envs.step(actions)
+        self._store(obs)
+        self.scores += rewards
+        self.lengths += 1
+        game_over = info["episode_frame_number"] <= self.frame_numbers  # rises within a game
+        finished = list(
+            zip(self.scores[game_over].tolist(), self.lengths[game_over].tolist(), strict=True)
+        )
+        self.scores[game_over] = self.lengths[game_over] = 0
+        self.frame_numbers = info["episode_frame_number"]
+        self.press_fire = terminated & ~game_over & self.has_fire
+        return rewards, terminated, truncated, info.get("final_obs"), finished
+
+    def _store(self, obs):
+        # (N, 4, 84, 84) -> (N, 84, 84, 4), channels last, for which convolutions are fastest
+        np.stack([obs[:, k] for k in range(4)], axis=-1, out=self.frames.numpy())
+
+
+def game_settings(env_id):
+    """Gymnasium's settings of a game: its ROM, its sticky actions, its frame limit."""
+    spec = gym.registry.get(env_id)
+    if spec is None or not str(spec.entry_point).startswith("ale_py"):
+        fail(f"--env-id {env_id}: need an Atari game, like PongNoFrameskip-v4 or ALE/Pong-v5")
+    return spec.kwargs
+
+
+class PressFireAtStart(gym.Wrapper):
+    """Press FIRE at a game's start, before the no-ops, as `Games` does."""
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        if self.env.unwrapped.get_action_meanings()[FIRE] == "FIRE":
+            obs, _, _, _, info = self.env.step(FIRE)
+        return obs, info
+
+
+def make_scalar_env(env_id, render_mode=None, noop_max=30):
+    """One game that can be shown and recorded; (4, 84, 84) frames, the same as those of `Games`."""
+    env = PressFireAtStart(gym.make(env_id, frameskip=1, render_mode=render_mode))
+    env = AtariPreprocessing(env, noop_max=noop_max, frame_skip=4, screen_size=84)
+    return FrameStackObservation(env, 4, padding_type="zero")
 
 
 # ------------------------------------------------------------------------------------- Records
 
-PAPER_SCORES = {  # Table 6: PPO's mean of the last 100 games, after 40 million frames
-    "beam_rider": 1590.0, "breakout": 274.8, "pong": 20.7, "qbert": 14293.3, "seaquest": 1204.5,
-    "space_invaders": 942.5,
+PUBLISHED_BY = "paper, after 10 million steps"
+PUBLISHED_SCORES = {  # Table 6: PPO's mean of the last 100 games
+    "BeamRiderNoFrameskip-v4": 1590.0, "BreakoutNoFrameskip-v4": 274.8,
+    "PongNoFrameskip-v4": 20.7, "QbertNoFrameskip-v4": 14293.3, "SeaquestNoFrameskip-v4": 1204.5,
+    "SpaceInvadersNoFrameskip-v4": 942.5,
 }  # fmt: skip
 
 
-class Records:
-    """A run's folder: config.json, episodes.csv, TensorBoard's events, checkpoints, the picture.
+def explained_variance(batch):
+    """The share of the targets' variance that the values of θ_old account for."""
+    unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
+    return 1 - unexplained.item()
 
-    steps and returns: of every finished episode, the agent steps at its end and its return.
+
+class Run(AbstractContextManager):
+    """A run in its directory: config.json, episodes.csv, TensorBoard's events, checkpoint.pt,
+    best.pt, learning_curve.png. As a context manager it reports in one line how the run ended.
+
+    learned:       {name: what training changes}, each with a state_dict(), among them "net"
+    episodes:      (step, return, length, seconds) of each finished episode, by its last step
+    at_checkpoint: whether the run was saved just now; all that is random then starts from `seed`
     """
 
-    def __init__(self, args, checkpoint):
-        self.args, self.run_dir = args, Path(args.run_dir)
-        self.steps, self.returns = [], []
-        self.best, self.best_step, self.best_net = -inf, 0, None
-        self.started = self.last_time = self.last_line = time.time()
-        self.last_step = 0
-        path = self.run_dir / "episodes.csv"
-        modules = (torch, gym, ale_py, np, matplotlib)
+    def __init__(self, args, checkpoint, **learned):
+        self.args, self.learned, self.run_dir = args, learned, Path(args.run_dir)
+        self.iteration, self.step, self.episodes, self.best, seconds = 0, 0, [], -inf, 0.0
+        if checkpoint is None:
+            self.run_dir.mkdir(parents=True)
+        else:
+            self.iteration, self.step = checkpoint["iteration"], checkpoint["step"]
+            self.episodes, self.best = checkpoint["episodes"], checkpoint["best"]
+            seconds = checkpoint["seconds"]
+            restore(checkpoint, **learned)
+        self.best_policy = None  # of the iterations since the last checkpoint
+        self.last_time = self.last_picture = time.time()
+        self.started = self.last_time - seconds
+
+        device = next(learned["net"].parameters()).device
+        names = ("torch", "gymnasium", "ale_py", "mujoco", "Box2D", "numpy", "matplotlib")
         config = {
             "script": SCRIPT,
             "sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
-            "device": torch.cuda.get_device_name() if args.cuda else "cpu",
-            "versions": {module.__name__: module.__version__ for module in modules},
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+            "versions": {n: sys.modules[n].__version__ for n in names if n in sys.modules},
             "settings": vars(args),
         }
-        # TensorBoard writes in a thread of its own, whose error comes back in add_scalar
-        threading.excepthook = lambda failure: None
-        try:
-            if checkpoint is None:
-                self.run_dir.mkdir(parents=True)
-                self.csv = open(path, "x")  # noqa: SIM115
-                self.csv.write("step,return,length,seconds\n")
-            else:
-                if os.path.getsize(path) < checkpoint["csv_bytes"]:
-                    fail(f"--resume: {path} is shorter than at the checkpoint")
-                self.csv = open(path, "r+")  # noqa: SIM115
-                self.csv.truncate(checkpoint["csv_bytes"])  # what came later will come again
-                for row in csv.DictReader(self.csv):
-                    self.steps.append(int(row["step"]))
-                    self.returns.append(float(row["return"]))
-                self.best, self.best_step = checkpoint["best"], checkpoint["best_step"]
-                self.started -= checkpoint["seconds"]
-                self.last_step = checkpoint["step"]
-            text = json.dumps(config, indent=2) + "\n"
-            replace(self.run_dir / "config.json", lambda file: file.write(text.encode()))
-            self.writer = SummaryWriter(self.run_dir, purge_step=self.last_step + 1)
-        except (KeyError, TypeError, ValueError):
-            fail(f"--resume: {path} is damaged: it is not what this run wrote")
-        except OSError as e:
-            fail(f"{e.filename or self.run_dir}: {e.strerror}; --run-dir wants a new folder, "
-                 f"--resume a run's")  # fmt: skip
-        total = args.total_steps - args.total_steps % (args.num_steps * args.num_envs)
-        self.bar = tqdm(total=total, initial=self.last_step, unit=" steps", disable=None)
+        (self.run_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        self.csv = open(self.run_dir / "episodes.csv", "w")  # noqa: SIM115
+        self._write([("step", "return", "length", "seconds"), *self.episodes])
+        # not SummaryWriter, whose thread would report a full disk on its own
+        events = self.run_dir / f"events.out.tfevents.{time.time_ns()}"
+        self.events = RecordWriter(open(events, "xb"))  # noqa: SIM115
+        self.events.write(Event(file_version="brain.Event:2").SerializeToString())
+        restart = Event(step=self.step + 1, session_log=SessionLog(status=SessionLog.START))
+        self.events.write(restart.SerializeToString())  # TensorBoard drops what came later before
+        num_weights = sum(p.numel() for p in learned["net"].parameters())
+        print(f"{args.env_id}: {num_weights:,} weights; {args.num_iterations} iterations of "
+              f"{args.num_envs} actors × {args.num_steps} steps, a checkpoint every "
+              f"{args.checkpoint_every}; {device}, {args.threads} threads; "
+              f"{args.run_dir}")  # fmt: skip
+        lines = {"mininterval": 30, "maxinterval": 30, "bar_format": "{percentage:.0f}%{r_bar}\n"}
+        style = {} if sys.stdout.isatty() else lines  # without a terminal, a line now and then
+        self.bar = tqdm(total=args.num_iterations * args.batch_size, initial=self.step,
+                        unit=" steps", file=sys.stdout, **style)  # fmt: skip
+
+    def __exit__(self, kind, error, traceback):
+        for record in (self.bar, self.csv, self.events):
+            with suppress(OSError):  # a full disk, reported below
+                record.close()
+        if kind is None:
+            print(f"finished: {self.step:,} steps, mean of the last 100 episodes {self.score:.1f}, "
+                  f"{(time.time() - self.started) / 60:.0f} min, {self.run_dir}")  # fmt: skip
+        elif kind is KeyboardInterrupt:
+            command = f"python {SCRIPT} --resume {self.run_dir}"
+            print(f"interrupted; go on with: {command}", file=sys.stderr)
+            with suppress(OSError):
+                self.draw()
+            raise SystemExit(130)
+        elif issubclass(kind, (FloatingPointError, OSError)):
+            fail(f"iteration {self.iteration + 1}: {error}; the last checkpoint in {self.run_dir} "
+                 f"is intact", 1)  # fmt: skip
+
+    def iterations(self):
+        """Yield 0, 1, 2, ..., when resuming from where the checkpoint was, saving now and then.
+
+        At every checkpoint all that is random is seeded anew, also in a run that goes on: so a
+        resumed run is the uninterrupted run, bit for bit.
+        """
+        first = self.iteration
+        for iteration in range(first, self.args.num_iterations):
+            if self.reached(self.args.goal_score):
+                break
+            self.at_checkpoint = iteration == first or iteration % self.args.checkpoint_every == 0
+            if self.at_checkpoint:
+                self.save()
+                self.seed = derive_seed(self.args.seed, iteration)
+                torch.manual_seed(self.seed)
+            yield iteration
+        self.save()
+        self.draw()
 
     @property
     def score(self):
         """Mean return of the last 100 episodes (fewer at first), the PPO paper's measure."""
-        return float(np.mean(self.returns[-100:])) if self.returns else float("nan")
-
-    @property
-    def seconds(self):
-        """Spent on training, before a resumption too."""
-        return time.time() - self.started
+        return float(np.mean([row[1] for row in self.episodes[-100:]] or math.nan))
 
     def reached(self, goal):
-        return goal is not None and len(self.returns) >= 100 and self.score >= goal
+        return goal is not None and len(self.episodes) >= 100 and self.score >= goal
 
-    def log(self, iteration, step, episodes, scalars, net):
-        """Record an iteration that ended at `step`: episodes (step, return, length), scalars."""
-        for end, score, length in episodes:
-            self.csv.write(f"{end},{score},{length},{self.seconds:.1f}\n")
-            self.steps.append(end)
-            self.returns.append(score)
-        self.csv.flush()
+    def log(self, iteration, episodes, stats):
+        """Record an iteration: (t, return, length) of episodes that ended in it, and scalars."""
+        now, batch_size, num_envs = time.time(), self.args.batch_size, self.args.num_envs
+        seconds = round(now - self.started, 1)
+        rows = [(self.step + (t + 1) * num_envs, *rest, seconds) for t, *rest in episodes]
+        self.episodes += rows
+        self._write(rows)
+        self.iteration, self.step = iteration + 1, self.step + batch_size
         if episodes and self.reached(self.best):
-            self.best, self.best_step = self.score, step
-            self.best_net = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-        now = time.time()
-        speed = (step - self.last_step) / (now - self.last_time)
-        for name, value in {**scalars, "score": self.score, "steps_per_second": speed}.items():
-            if name != "score" or self.returns:
-                self.writer.add_scalar(name, value, step)
-        progress = f"episode {len(self.returns)}, mean of last 100: {self.score:.1f}"
-        self.bar.set_postfix_str(progress, refresh=False)
-        self.bar.update(step - self.last_step)
-        self.last_step, self.last_time = step, now
-        if self.bar.disable and now - self.last_line > 30:  # no terminal: a line now and then
-            self.last_line = now
-            hours = (self.args.total_steps - step) / speed / 3600
-            print(f"iteration {iteration}, step {step:,} of {self.args.total_steps:,}, "
-                  f"episode {len(self.returns)}, mean of last 100: {self.score:.1f}, "
-                  f"{speed:.0f} steps/s, {hours:.1f} h left", flush=True)  # fmt: skip
+            net = copy.deepcopy(self.learned["net"].state_dict())
+            self.best, self.best_policy = self.score, {"net": net, "step": self.step}
 
-    def save(self, iteration, step, net, optimizer):
-        """Write the checkpoint, the best policy so far, and the picture."""
-        about = {"script": SCRIPT, "settings": vars(self.args)}
-        best = {"best": self.best, "best_step": self.best_step}
-        if self.best_net is not None:
-            save(
-                self.run_dir / "best.pt",
-                {**about, **best, "net": self.best_net, "step": self.best_step},
-            )
-            self.best_net = None
+        stats["steps_per_second"] = batch_size / (now - self.last_time)
+        if self.episodes:
+            stats["score"] = self.score
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in stats.items()]
+        event = Event(wall_time=now, step=self.step, summary=Summary(value=values))
+        self.events.write(event.SerializeToString())
+        self.events.flush()
+        text = f"episode {len(self.episodes)}, mean of last 100: {self.score:.1f}"
+        self.bar.set_postfix_str(text, refresh=False)
+        self.bar.update(batch_size)
+        self.last_time = now
+
+    def _write(self, rows):
+        self.csv.writelines(",".join(map(str, row)) + "\n" for row in rows)
         self.csv.flush()
-        os.fsync(self.csv.fileno())
-        progress = {"iteration": iteration, "step": step, "seconds": self.seconds,
-                    "csv_bytes": os.path.getsize(self.csv.name)}  # fmt: skip
-        learned = {"net": net.state_dict(), "optimizer": optimizer.state_dict()}
-        save(self.run_dir / "checkpoint.pt", {**about, **best, **progress, **learned})
-        self.draw()
-        gc.collect()  # a figure's parts refer to each other; figures would pile up
+
+    def save(self):
+        """Write checkpoint.pt, best.pt if that policy is new, and the picture if it is old."""
+        state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best}
+        if self.best_policy is not None:
+            save_checkpoint(self.run_dir / "best.pt", state | self.best_policy)
+            self.best_policy = None
+        state |= {name: part.state_dict() for name, part in self.learned.items()}
+        state |= {"iteration": self.iteration, "step": self.step, "episodes": self.episodes,
+                  "seconds": time.time() - self.started}  # fmt: skip
+        save_checkpoint(self.run_dir / "checkpoint.pt", state)
+        if time.time() - self.last_picture > 10:
+            self.draw()
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
-        axes.plot(self.steps, self.returns, ".", ms=2, alpha=0.25, label="one game")
-        if len(self.returns) >= 100:
-            means = np.convolve(self.returns, np.full(100, 1 / 100), mode="valid")
-            axes.plot(self.steps[99:], means, color="tab:blue", label="mean of the last 100")
-        published = PAPER_SCORES.get(game_settings(self.args.env_id)["game"])
-        if published is not None:
-            label = f"paper, after 10 million steps: {published}"
+        steps, returns = [row[0] for row in self.episodes], [row[1] for row in self.episodes]
+        axes.plot(steps, returns, ".", ms=2, alpha=0.25, label="one episode")
+        if len(returns) >= 100:
+            means = np.convolve(returns, np.full(100, 1 / 100), mode="valid")
+            axes.plot(steps[99:], means, color="tab:blue", label="mean of the last 100")
+        if published := PUBLISHED_SCORES.get(self.args.env_id):
+            label = f"{PUBLISHED_BY}: {published}"
             axes.axhline(published, ls="--", color="tab:gray", label=label)
-        axes.set(xlabel="agent steps (4 frames each)", ylabel="score of a game", xlim=(0, None))
-        axes.set_title(f"PPO on {self.args.env_id}, seed {self.args.seed}")
+        axes.set(xlabel="agent steps", ylabel="return of an episode", xlim=(0, None))
+        axes.set_title(f"{SCRIPT} on {self.args.env_id}, seed {self.args.seed}")
         axes.legend(loc="upper left", markerscale=5, framealpha=1)
-        replace(self.run_dir / "learning_curve.png", lambda f: figure.savefig(f, dpi=120))
-
-    def close(self):
-        for record in (self.bar, self.csv, self.writer):
-            with suppress(OSError):  # a full disk, of which the run has told already
-                record.close()
+        figure.savefig(self.run_dir / "learning_curve.png", dpi=120)
+        gc.collect()  # a figure's parts refer to each other; figures would pile up
+        self.last_picture = time.time()
 
 
-def replace(path, write):
-    """Write a file beside and rename it, so that a kill at any moment leaves the old one whole."""
+def save_checkpoint(path, contents):
+    """Save plain data beside `path`, then rename it: a kill at any moment leaves the old file."""
+    buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
+    torch.save(contents, buffer)
     beside = path.with_name(path.name + ".tmp")
     with open(beside, "wb") as file:
-        write(file)
+        file.write(buffer.getbuffer())
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
 
 
-def save(path, contents):
-    """Save plain data (numbers, strings, tensors, lists, dicts) whole or not at all."""
-    buffer = io.BytesIO()  # torch.save itself would hide the operating system's error
-    torch.save(contents, buffer)
-    replace(path, lambda file: file.write(buffer.getbuffer()))
-
-
-def load_checkpoint(path, task):
-    """What --resume or --evaluate needs. A checkpoint is plain data: loading it runs no code."""
-    if task == "resume":
+def load_checkpoint(path, flag):
+    """What --resume or --evaluate needs, and its path. It is plain data: loading runs no code."""
+    if flag == "resume":
         path = path / "checkpoint.pt"
     elif path.suffix != ".pt":
         path = path / ("best.pt" if (path / "best.pt").exists() else "checkpoint.pt")
-    try:
-        contents = io.BytesIO(path.read_bytes())
-    except OSError as e:
-        fail(f"--{task}: {path}: {e.strerror}; the folder of a run is wanted")
+    needed = {"settings", "net", "step"}
+    if flag == "resume":
+        needed |= {"optimizer", "episodes", "iteration", "best", "seconds"}
     try:
         with warnings.catch_warnings(action="ignore"):
-            checkpoint = torch.load(contents, map_location="cpu", weights_only=True)
-    except Exception as e:  # whatever the reader meets in a file that is cut short or foreign
-        fail(f"--{task}: {path} is not a whole checkpoint of plain data ({type(e).__name__})")
-    known = isinstance(checkpoint, dict) and {"settings", "net", "step"} <= checkpoint.keys()
-    if not known or checkpoint.get("script") != SCRIPT:
-        fail(f"--{task}: {path} is not a checkpoint of {SCRIPT}")
-    if task == "resume" and "optimizer" not in checkpoint:
-        fail(f"--{task}: {path} holds a policy alone; it can be evaluated")
-    return checkpoint
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        if checkpoint["script"] == SCRIPT and needed <= checkpoint.keys():
+            return checkpoint | {"path": path, "flag": flag}
+        why = f"holds {checkpoint['script']}'s {', '.join(checkpoint)}"
+    except OSError as e:
+        why = e.strerror
+    except Exception as e:  # whatever torch meets in a file that is cut short or foreign
+        why = type(e).__name__
+    fail(f"--{flag} {path}: {why}; need a whole checkpoint of {SCRIPT}, of plain data")
 
 
-def seed_of(seed, iteration):
-    """The seed, an int of 31 bits, of all that is random from a checkpoint on."""
-    return int(np.random.SeedSequence((seed, iteration)).generate_state(1)[0] >> 1)
+def restore(checkpoint, **learned):
+    """Load the states of modules and optimizers, by name."""
+    try:
+        for name, part in learned.items():
+            part.load_state_dict(checkpoint[name])
+    except (KeyError, RuntimeError, ValueError) as e:
+        where = f"--{checkpoint['flag']} {checkpoint['path']}"
+        fail(f"{where}: {e}; need a whole checkpoint of this version of {SCRIPT}")
+
+
+def derive_seed(seed, index):
+    """A seed of 31 bits, an int, for an index: an iteration, an environment."""
+    return int(np.random.SeedSequence((seed, index)).generate_state(1)[0] >> 1)
+
+
+# ---------------------------------------------------------------------------------- Evaluation
 
 
 @torch.no_grad()
@@ -705,33 +676,29 @@ def evaluate(args, checkpoint):
     """Play whole games with a saved policy, sampling its actions. Returns their scores."""
     device = torch.device("cuda" if args.cuda else "cpu")
     torch.manual_seed(args.seed)
-    torch.set_num_threads(1)
     mode = "human" if args.render else "rgb_array" if args.video else None
     try:
         env = make_scalar_env(args.env_id, mode)
         if args.video:
-            path = Path(args.evaluate)
-            folder = (path.parent if path.suffix == ".pt" else path) / "videos"
-            folder = folder / time.strftime("%Y%m%d-%H%M%S")
+            folder = checkpoint["path"].parent / "videos" / time.strftime("%Y%m%d-%H%M%S")
             env = RecordVideo(env, str(folder), lambda game: True, fps=15, disable_logger=True)
     except Exception as e:  # no display, no room
-        fail(f"--{'render' if args.render else 'video'}: {e}", 1)
+        fail(f"--{'render' if args.render else 'video' if args.video else 'evaluate'}: {e}", 1)
     meanings = env.unwrapped.get_action_meanings()
     net = ActorCritic(len(meanings), args.network, bf16=args.bf16).to(device)
-    net.load_state_dict(checkpoint["net"])
+    restore(checkpoint, net=net)
     scores = []
     for game in range(args.episodes):
         obs, info = env.reset(seed=args.seed if game == 0 else None)
-        score, length, over = 0.0, 0, False
-        lives = info["lives"]
-        while not over:
-            frames = torch.from_numpy(obs).permute(1, 2, 0).unsqueeze(0).contiguous()
-            action = act(net, frames.to(device))[0].item()
+        score, length, lives, done = 0.0, 0, info["lives"], False
+        while not done:
+            frames = torch.from_numpy(obs).permute(1, 2, 0)[None].contiguous().to(device)
+            action = act(net, frames)[0]
             if info["lives"] < lives and meanings[FIRE] == "FIRE":  # as in training
                 action = FIRE
             lives = info["lives"]
-            obs, reward, terminated, truncated, info = env.step(action)
-            score, length, over = score + reward, length + 1, terminated or truncated
+            obs, reward, terminated, truncated, info = env.step(int(action))
+            score, length, done = score + reward, length + 1, terminated or truncated
         scores.append(score)
         print(f"game {game + 1}: score {score:g}, {length} steps", flush=True)
     env.close()
@@ -740,109 +707,106 @@ def evaluate(args, checkpoint):
     return scores
 
 
-# ---------------------------------------------------------------------------------------- main
+# -------------------------------------------------------------------------------- Command line
+
+SCRIPT = Path(__file__).name
+ROWS = {row[0].replace("-", "_"): row for row in SETTINGS if isinstance(row, tuple)}
+CHANGEABLE = {  # what may be said beside --resume or --evaluate
+    "resume": {"total_steps", "goal_score", "cuda", "threads"},
+    "evaluate": {"episodes", "render", "video", "seed", "cuda"},
+}
+
+
+def fail(message, status=2):
+    """Print a one-line error and exit (2: bad arguments, 1: failed run)."""
+    print(f"{SCRIPT}: error: {' '.join(str(message).split())}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def make_parser():
+    """SETTINGS as flags; one that is not given stays unset."""
+    parser = argparse.ArgumentParser(
+        usage=f"python {SCRIPT} [FLAG ...]", description=__doc__.splitlines()[0],
+        epilog="examples:\n" + __doc__[__doc__.index("  python") :],
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )  # fmt: skip
+    parser.error = fail
+    for row in SETTINGS:
+        if isinstance(row, str):
+            add = parser.add_argument_group(row).add_argument
+            continue
+        flag, default, kind, symbol, words = row
+        if default is not None and default is not False:
+            words += f" [{f'{default:_}' if type(default) is int else default}]"
+        if kind is bool:
+            add(f"--{flag}", help=words, action=argparse.BooleanOptionalAction)
+        elif isinstance(kind, list):
+            add(f"--{flag}", help=words, choices=kind)
+        else:
+            add(f"--{flag}", help=words, type=kind[0], metavar=symbol)
+    return parser
+
+
+def parse_args(argv=None):
+    """The settings, checked, and the checkpoint that --resume or --evaluate names, or None."""
+    settings = {name: row[1] for name, row in ROWS.items()}
+    given = vars(make_parser().parse_args(argv))
+    for name, value in given.items():
+        flag, _, kind, *_ = ROWS[name]
+        if isinstance(kind, tuple) and kind[1:]:  # (type, lowest) or (type, lowest, highest)
+            low, high = (*kind[1:], inf)[:2]
+            if not (low <= value <= high and abs(value) < inf):
+                limits = f"at least {low}" if high == inf else f"from {low} to {high}"
+                fail(f"--{flag} {value}: need a number {limits}")
+
+    checkpoint = None
+    flag = next((flag for flag in CHANGEABLE if flag in given), None)
+    if flag is not None:
+        for name in given.keys() - CHANGEABLE[flag] - {flag}:
+            fail(f"--{ROWS[name][0]}: --{flag} takes it from the checkpoint; leave it out")
+        checkpoint = load_checkpoint(Path(given[flag]), flag)
+        here = {"run_dir": given[flag]} if flag == "resume" else {"cuda": False}
+        settings |= checkpoint["settings"] | here
+    elif given.keys() & {"episodes", "render", "video"}:
+        fail("--episodes, --render and --video go with --evaluate RUN_DIR")
+    args = argparse.Namespace(**(settings | given))
+
+    args.batch_size = args.num_steps * args.num_envs
+    args.num_iterations = args.total_steps // args.batch_size
+    if args.render and args.video:
+        fail("--render, --video: a window or a recording, not both at once")
+    if args.batch_size % args.minibatch_size:
+        fail(f"--minibatch-size {args.minibatch_size}: need a divisor of T × N = {args.batch_size}")
+    if args.num_iterations == 0:
+        fail(f"--total-steps {args.total_steps}: need at least T × N = {args.batch_size}")
+    if args.cuda and not torch.cuda.is_available():
+        fail("--cuda: no CUDA GPU that this build of torch can use; --no-cuda is for the CPU")
+    game_settings(args.env_id)  # fails if it is not a game
+    args.checkpoint_every = args.checkpoint_every or max(1, args.num_iterations // 15)
+    name = f"{Path(SCRIPT).stem}-{args.env_id.replace('/', '-')}-seed{args.seed}"
+    args.run_dir = args.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return args, checkpoint
 
 
 def main(argv=None):
-    """Train by Algorithm 1, or evaluate; `argv` is the command line."""
-    args, checkpoint = parse_args(argv)
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
-    torch.backends.cudnn.deterministic = True  # or a resumed run would not repeat itself
-    if args.cuda:
-        torch.set_float32_matmul_precision("high")  # TF32, which cuDNN's convolutions use already
-    if args.evaluate is not None:
-        return evaluate(args, checkpoint)
-
-    device = torch.device("cuda" if args.cuda else "cpu")
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
-    games = Games(args.env_id, args.num_envs, args.threads, pin_memory=args.cuda)
-    net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
-    optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
-    batch = make_batch(args.num_steps, args.num_envs, device)
-
-    def policy(frames):
-        return act(net, frames)
-
-    def loss(minibatch, clip_eps):
-        return ppo_loss(
-            *net(minibatch.frames), minibatch, clip_eps, vf_coef=args.vf_coef,
-            ent_coef=args.ent_coef, norm_adv=args.norm_adv, clip_value_loss=args.clip_value_loss,
-        )  # fmt: skip
-
-    if args.compile:
-        mode = "reduce-overhead" if args.cuda else "default"  # the former captures CUDA graphs
-        policy = torch.compile(policy, mode=mode, fullgraph=True)
-        loss = torch.compile(loss, mode=mode, fullgraph=True)
-
-    batch_size = args.num_steps * args.num_envs
-    num_iterations = args.total_steps // batch_size
-    iteration = 0
-    if checkpoint is not None:
-        iteration = checkpoint["iteration"]
-        net.load_state_dict(checkpoint["net"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-    records = Records(args, checkpoint)
-    size = sum(p.numel() for p in net.parameters())
-    tqdm.write(f"{args.env_id}: {games.num_actions} actions; {args.network} network, {size:,} "
-               f"weights; {num_iterations} iterations of {args.num_envs} actors × "
-               f"{args.num_steps} steps, a checkpoint every {args.checkpoint_every}; {device}, "
-               f"{args.threads} threads; {args.run_dir}")  # fmt: skip
-
-    interrupts = []
-
-    def interrupt(*_):  # Ctrl-C: finish the iteration, so that the records are complete
-        interrupts.append(True)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second one does not wait
-
-    handler_before = signal.signal(signal.SIGINT, interrupt)
-    fresh = True  # just started or resumed
+    """Train or evaluate; `argv` is the command line."""
     try:
-        while (
-            iteration < num_iterations and not records.reached(args.goal_score) and not interrupts
-        ):
-            step = iteration * batch_size
-            if fresh or iteration % args.checkpoint_every == 0:
-                # New games, and all that is random seeded anew, also in a run that goes on: so a
-                # resumed run is the same run.
-                records.save(iteration, step, net, optimizer)
-                seed = seed_of(args.seed, iteration)
-                torch.manual_seed(seed)
-                games.reset(seed)
-                fresh = False
-
-            learning_rate, clip_eps = anneal(args, iteration, num_iterations)
-            optimizer.param_groups[0]["lr"] = learning_rate
-            finished = rollout(games, policy, batch)  # line 3
-            explained = estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
-            stats = update(loss, net, optimizer, batch, clip_eps, args)  # line 6
-
-            iteration += 1
-            episodes = [(step + (t + 1) * args.num_envs, r, n) for t, r, n in finished]
-            stats |= {"explained_variance": explained, "learning_rate": learning_rate}
-            records.log(iteration, iteration * batch_size, episodes, stats, net)
-        if interrupts:
-            records.draw()
-        else:
-            records.save(iteration, iteration * batch_size, net, optimizer)
+        args, checkpoint = parse_args(argv)
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
+        torch.set_num_threads(args.threads)
+        torch.backends.cudnn.deterministic = True  # or a resumed run would not repeat itself
+        if args.cuda:
+            torch.set_float32_matmul_precision("high")  # TF32, as cuDNN's convolutions use anyway
+        return (train if args.evaluate is None else evaluate)(args, checkpoint)
     except KeyboardInterrupt:
-        interrupts.append(True)  # the second one; the last checkpoint is whole
+        raise SystemExit(130) from None
     except FloatingPointError as e:
-        fail(f"iteration {iteration + 1}: {e}; {args.run_dir}/checkpoint.pt is from before", 1)
+        fail(e, 1)
     except OSError as e:
-        fail(f"{e}; the last checkpoint in {args.run_dir} is whole", 1)
-    finally:
-        records.close()
-        signal.signal(signal.SIGINT, handler_before)
-    if interrupts:
-        print(f"interrupted; go on with: python {SCRIPT} --resume {args.run_dir}", file=sys.stderr)
-        raise SystemExit(130)
-    print(f"finished: {iteration * batch_size:,} steps, mean of the last 100 games "
-          f"{records.score:.1f}, {records.seconds / 60:.0f} min, {args.run_dir}")  # fmt: skip
+        fail(f"{e.filename or args.run_dir}: {e.strerror}; training needs a new --run-dir")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
+    main()

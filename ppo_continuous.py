@@ -1,7 +1,7 @@
 r"""PPO on state vectors (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
 
 Algorithm 1  PPO, Actor-Critic Style                                         here
-1  for iteration = 1, 2, ... do                                              main
+1  for iteration = 1, 2, ... do                                              train
 2      for actor = 1, 2, ..., N do                                           one after the other
 3          run policy π_θold in the environment for T timesteps              rollout
 4          compute advantage estimates Â_1, ..., Â_T                         estimate_advantages
@@ -10,11 +10,10 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 7      θ_old ← θ                                                             the next rollout's θ
 8  end for
 
-The defaults are Table 3's, with what Baselines adds to the paper's algorithm: each such step says
-"not in the paper", and all but the clipping of actions have a flag that turns them off. Small tasks
-have settings of their own (TASKS).
+The defaults are the paper's Table 3; small tasks have settings of their own (TASKS). Every step
+that the paper leaves out is marked "not in the paper", with the flag that turns it off.
 
-  python ppo_continuous.py                               learn CartPole-v1, in half a minute
+  python ppo_continuous.py                               learn CartPole-v1
   python ppo_continuous.py --env-id HalfCheetah-v5       a million steps, Box actions
   python ppo_continuous.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_continuous.py --evaluate RUN_DIR --render   watch what it learned; --video records it
@@ -23,7 +22,7 @@ have settings of their own (TASKS).
 """
 
 import argparse
-import csv
+import copy
 import gc
 import hashlib
 import io
@@ -34,10 +33,9 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
 import warnings
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -49,337 +47,105 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from gymnasium.wrappers import RecordVideo
 from matplotlib.figure import Figure
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
-
-SCRIPT = Path(__file__).name
 
 # ------------------------------------------------------------------------------------ Settings
 
-TASKS = {  # where Table 3 does not do, or not soon; a flag given by hand wins
-    "CartPole-v1": {
-        "total_steps": 100_000, "num_envs": 4, "num_steps": 128, "learning_rate": 1e-3,
-    },
-    "Pendulum-v1": {
-        "total_steps": 200_000, "num_envs": 4, "num_steps": 256, "learning_rate": 1e-3,
-        "gamma": 0.95,
-    },
-    "LunarLander-v3": {  # RL Zoo's
-        "num_envs": 16, "num_steps": 1024, "num_epochs": 4, "gamma": 0.999, "gae_lambda": 0.98,
-        "ent_coef": 0.01,
-    },
-    "LunarLanderContinuous-v3": {
-        "num_envs": 16, "num_steps": 1024,
-    },
-}  # fmt: skip
-
-
-def fail(message, status=2):
-    """Say what is wrong in one line on standard error, and leave: 2 for bad input, 1 later."""
-    print(f"{SCRIPT}: error: {' '.join(str(message).split())}", file=sys.stderr)
-    raise SystemExit(status)
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        fail(message)
-
-
-class Help(argparse.ArgumentDefaultsHelpFormatter):
-    def _get_help_string(self, action):  # no "(default: None)"
-        if action.default is None or action.default is False:
-            return action.help
-        return super()._get_help_string(action)
-
-
-def number(kind, low, high=inf):
-    """A type for argparse: a finite int or float from low to high."""
-
-    def parse(text):
-        value = kind(text)
-        if not (low <= value <= high and value < inf):
-            limits = f"at least {low}" if high == inf else f"from {low} to {high}"
-            raise argparse.ArgumentTypeError(f"{text} is not {limits}")
-        return value
-
-    parse.__name__ = kind.__name__
-    return parse
-
-
 # fmt: off
-def make_parser():
-    parser = Parser(description=__doc__.splitlines()[0], allow_abbrev=False,
-                    formatter_class=Help,
-                    epilog=f"Other defaults than these have: {', '.join(TASKS)}.")
-    count, not_negative, fraction = number(int, 1), number(float, 0), number(float, 0, 1)
-    switch = argparse.BooleanOptionalAction
-
-    add = parser.add_argument_group("the task").add_argument
-    add("--env-id", default="CartPole-v1", help="gymnasium's id of a task with Box observations")
-    add("--seed", type=number(int, 0, 2**63 - 1), default=1,
-        help="of the network, the actions, the minibatches and the task")
-    add("--total-steps", type=count, default=1_000_000, help="agent steps")
-
-    add = parser.add_argument_group("Table 3 of the paper, in its order").add_argument
-    add("--num-steps", type=count, default=2048, help="T, the horizon of a rollout")
-    add("--learning-rate", type=not_negative, default=3e-4, help="Adam's step size")
-    add("--num-epochs", type=count, default=10, help="K, passes over a rollout")
-    add("--minibatch-size", type=count, default=64, help="M")
-    add("--gamma", type=fraction, default=0.99, help="γ, the discount")
-    add("--gae-lambda", type=fraction, default=0.95, help="λ of GAE; 1: Monte-Carlo returns")
-    add("--num-envs", type=count, default=1, help="N, the number of actors")
-
-    add = parser.add_argument_group("the objective, Sec. 3 to 5 of the paper").add_argument
-    add("--objective", choices=("clip", "kl-adaptive", "kl-fixed", "none"), default="clip",
-        help="L^CLIP of Eq. 7; L^KLPEN of Eq. 8, its β adaptive or fixed; none: L^CPI of Eq. 6")
-    add("--clip-eps", type=not_negative, default=0.2, help="ε of Eq. 7")
-    add("--kl-target", type=number(float, 1e-12), default=0.01,
-        help="d_targ, for the adaptive β of Sec. 4")
-    add("--kl-beta", type=not_negative, default=1.0, help="β of Eq. 8; the adaptive one's first")
-    add("--vf-coef", type=not_negative, default=1.0,
-        help="c1 of Eq. 9, where L^VF is (V - V^targ)²")
-    add("--ent-coef", type=not_negative, default=0.0, help="c2 of Eq. 9")
-
-    add = parser.add_argument_group("not in the paper; in OpenAI's Baselines").add_argument
-    add("--norm-obs", action=switch, default=True, help="normalise observations, clip them at 10")
-    add("--norm-reward", action=switch, default=True,
-        help="scale rewards by the std of returns, clip them at 10")
-    add("--norm-adv", action=switch, default=True, help="normalise each minibatch's advantages")
-    add("--orthogonal", action=switch, default=True, help="orthogonal init, small policy head")
-    add("--anneal", choices=("both", "learning-rate", "none"), default="learning-rate",
-        help="what falls linearly to 0 over the run: α, or α and ε (both)")
-    add("--max-grad-norm", type=not_negative, default=0.5, help="the gradient's norm is clipped at "
-        "this, over both networks; 0: no clipping")
-    add("--adam-eps", type=not_negative, default=1e-5, help="Adam's ε (PyTorch: 1e-8)")
-    add("--target-kl", type=not_negative, help="end an iteration's epochs once the KL exceeds 1.5 "
-        "times this (Spinning Up's, not Baselines')")
-
-    add = parser.add_argument_group("the machine").add_argument
-    add("--threads", type=number(int, 1, 1024), default=1,
-        help="torch's; more than 1 slows networks this small")
-    add("--compile", action=switch, default=False,
-        help="torch.compile the gradient step; needs a C++ compiler")
-
-    add = parser.add_argument_group("the run").add_argument
-    add("--run-dir", help="a new folder (default: one under runs/, named after the run)")
-    add("--checkpoint-every", type=count, help="in iterations (default: about 15 times in a run)")
-    add("--goal-score", type=number(float, -inf), help="stop once the mean of 100 episodes is this")
-    add("--resume", metavar="RUN_DIR", help="go on with its settings, of which --total-steps (and "
-        "with it α), --goal-score and --threads can be changed")
-    add("--evaluate", metavar="RUN_DIR", help="play whole episodes with its best policy (or give "
-        "a .pt file); learn nothing")
-    add("--episodes", type=count, default=10, help="episodes to evaluate")
-    add("--render", action=switch, default=False, help="evaluate in a window")
-    add("--video", action=switch, default=False, help="evaluate, recording to RUN_DIR/videos")
-    return parser
+SETTINGS = [  # flag, default, type and range, symbol, meaning
+    "task",
+    ("env-id", "CartPole-v1", (str,), "ID", "Gymnasium's id of a task with Box observations"),
+    ("seed", 1, (int, 0, 2**63 - 1), "SEED", "seeds network, actions, minibatches and task"),
+    ("total-steps", 1_000_000, (int, 1), "STEPS", "agent steps"),
+    "Table 3 of the paper, in its order",
+    ("num-steps", 2048, (int, 1), "T", "horizon: steps of each actor in a rollout"),
+    ("learning-rate", 3e-4, (float, 0), "LR", "Adam's step size, times α (see --anneal)"),
+    ("num-epochs", 10, (int, 1), "K", "passes over a rollout"),
+    ("minibatch-size", 64, (int, 1), "M", "samples in a minibatch"),
+    ("gamma", 0.99, (float, 0, 1), "γ", "discount"),
+    ("gae-lambda", 0.95, (float, 0, 1), "λ", "of GAE; 1: Monte-Carlo returns"),
+    ("num-envs", 1, (int, 1), "N", "number of actors (not in the table)"),
+    "objective, Sec. 3 to 6.1 of the paper",
+    ("objective", "clip", ["clip", "kl-adaptive", "kl-fixed", "none"], None,
+     "L^CLIP of Eq. 7; L^KLPEN of Eq. 8 with β adaptive or fixed; none: L^CPI of Eq. 6"),
+    ("clip-eps", 0.2, (float, 0), "ε", "clipping parameter of Eq. 7"),
+    ("kl-target", 0.01, (float, 1e-12), "d_targ", "KL that the adaptive β of Sec. 4 aims at"),
+    ("kl-beta", 1.0, (float, 0), "β", "of Eq. 8; where adaptive, its first value"),
+    ("vf-coef", 1.0, (float, 0), "c1", "of Eq. 9, whose L^VF has no factor ½"),
+    ("ent-coef", 0.0, (float, 0), "c2", "of Eq. 9"),
+    "not in the paper; in OpenAI's Baselines",
+    ("norm-obs", True, bool, None, "normalise observations, clip them at ±10"),
+    ("norm-reward", True, bool, None, "scale rewards by the std of returns, clip them at ±10"),
+    ("norm-adv", True, bool, None, "normalise the advantages of each minibatch"),
+    ("orthogonal", True, bool, None, "orthogonal initial weights, a small policy head"),
+    ("anneal", "learning-rate", ["both", "learning-rate", "none"], None,
+     "what α multiplies as it falls from 1 to 0: Adam's step size, or that and ε"),
+    ("max-grad-norm", 0.5, (float, 0), "NORM", "clip the gradient's norm; 0 disables"),
+    ("adam-eps", 1e-5, (float, 0), "EPS", "Adam's ε (PyTorch: 1e-8)"),
+    "not in the paper; in Spinning Up",
+    ("target-kl", None, (float, 0), "KL", "end the epochs of an update once its KL is 1.5 × this"),
+    "machine",
+    ("compile", False, bool, None, "torch.compile the gradient step; needs a C++ compiler"),
+    ("threads", 1, (int, 1, 1024), "THREADS", "of torch; more than 1 slows networks this small"),
+    "run",
+    ("run-dir", None, (str,), "DIR", "new directory (default: runs/, then the run's name)"),
+    ("checkpoint-every", None, (int, 1), "ITERATIONS", "default: about 15 times in a run"),
+    ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 episodes"),
+    ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings, of which --total-steps "
+     "(and with it α), --goal-score and --threads can be changed"),
+    ("evaluate", None, (str,), "RUN_DIR", "play episodes with its best policy (or a .pt's)"),
+    ("episodes", 10, (int, 1), "EPISODES", "episodes to evaluate"),
+    ("render", False, bool, None, "evaluate in a window"),
+    ("video", False, bool, None, "evaluate, recording to RUN_DIR/videos"),
+]
+TASKS = {  # tasks that Table 3 does not solve, or only slowly; flags win
+    "CartPole-v1": {"total_steps": 100_000, "num_envs": 4, "num_steps": 128, "learning_rate": 1e-3},
+    "Pendulum-v1": {"total_steps": 200_000, "num_envs": 4, "num_steps": 256, "learning_rate": 1e-3,
+                    "gamma": 0.95},
+    "LunarLander-v3": {"num_envs": 16, "num_steps": 1024, "num_epochs": 4, "gamma": 0.999,
+                       "gae_lambda": 0.98, "ent_coef": 0.01},  # RL Zoo's
+    "LunarLanderContinuous-v3": {"num_envs": 16, "num_steps": 1024},
+}
 # fmt: on
 
-CHANGEABLE = {
-    "resume": {"total_steps", "goal_score", "threads"},
-    "evaluate": {"episodes", "render", "video", "seed"},
-}
+# ----------------------------------------------------------------------------------- Algorithm
 
 
-def parse_args(argv=None):
-    """The settings, checked, and the checkpoint that --resume or --evaluate names, or None."""
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    # parsed once more, without defaults: what is then set was typed
-    unset = argparse.Namespace(**dict.fromkeys(vars(args)))
-    given = {k: v for k, v in vars(parser.parse_args(argv, unset)).items() if v is not None}
-    flag = {name: "--" + name.replace("_", "-") for name in vars(args)}
-    args = argparse.Namespace(**{**vars(args), **TASKS.get(args.env_id, {}), **given})
+def train(args, checkpoint=None):
+    """Algorithm 1 of the paper. `checkpoint` is that of the run to resume."""
+    torch.manual_seed(args.seed)
+    envs = Environments(args.env_id, args.num_envs, args.gamma)
+    net = ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
+    # Adam's ε: not in the paper: Baselines' (--adam-eps 1e-8)
+    optimizer = torch.optim.Adam(net.parameters(), torch.tensor(args.learning_rate),
+                                 eps=args.adam_eps, fused=not args.compile)  # fmt: skip
+    penalty = Penalty(args.kl_beta)
+    batch = make_batch(args.num_steps, envs)
+    take_step = compiled(gradient_step) if args.compile else gradient_step
 
-    checkpoint = None
-    task = next((task for task in CHANGEABLE if task in given), None)
-    if task is not None:
-        for name in given.keys() - CHANGEABLE[task] - {task}:
-            fail(f"{flag[name]}: --{task} takes it from the checkpoint; leave it out")
-        checkpoint = load_checkpoint(Path(given[task]), task)
-        here = {"run_dir": given[task]} if task == "resume" else {}
-        args = argparse.Namespace(**{**vars(args), **checkpoint["settings"], **here, **given})
-        if args.render and args.video:
-            fail("--render, --video: a window or a recording, not both at once")
-    elif given.keys() & {"episodes", "render", "video"}:
-        fail("--episodes, --render and --video go with --evaluate RUN_DIR")
-
-    batch_size = args.num_steps * args.num_envs
-    if batch_size % args.minibatch_size:
-        fail(f"--minibatch-size {args.minibatch_size} does not divide the {batch_size} samples of "
-             f"a rollout, --num-steps × --num-envs")  # fmt: skip
-    if args.total_steps < batch_size:
-        fail(f"--total-steps {args.total_steps} is less than one rollout's {batch_size}")
-    check_task(args.env_id)
-    if args.compile and shutil.which(os.environ.get("CXX", "g++")) is None:
-        fail("--compile wants a C++ compiler: g++, or what the variable CXX names")
-    if args.checkpoint_every is None:
-        args.checkpoint_every = max(1, args.total_steps // batch_size // 15)
-    if args.run_dir is None:
-        name = f"{Path(SCRIPT).stem}-{args.env_id.replace('/', '-')}-seed{args.seed}"
-        args.run_dir = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return args, checkpoint
-
-
-# --------------------------------------------------------------------------------- Environment
-
-
-def check_task(env_id):
-    """Refuse a task that gymnasium cannot make, or whose spaces the networks here do not fit."""
-    try:
-        env = gym.make(env_id, disable_env_checker=True)
-    except Exception as e:  # unknown, or whatever its maker meets
-        fail(f"--env-id {env_id}: {e} A task's id is like HalfCheetah-v5")
-    obs_space, action_space = env.observation_space, env.action_space
-    env.close()
-    if not (isinstance(obs_space, Box) and len(obs_space.shape) == 1):
-        fail(f"--env-id {env_id}: it shows {obs_space}; wanted is a Box of one dimension")
-    floats = isinstance(action_space, Box) and np.issubdtype(action_space.dtype, np.floating)
-    if not (isinstance(action_space, Discrete) or floats and len(action_space.shape) == 1):
-        fail(f"--env-id {env_id}: its actions are {action_space}; wanted is Discrete, or a Box of "
-             f"floats of one dimension")  # fmt: skip
-
-
-class Environments:
-    """N environments, stepped one after the other; one whose episode ends starts anew at once.
-
-    obs:                (N, observation size), what the agents see now
-    discounted_returns: (N,), r_t + γ r_{t-1} + γ² r_{t-2} + ... back to the episode's beginning,
-        by whose std Baselines scales rewards
-    """
-
-    def __init__(self, env_id, num_envs, gamma):
-        self.envs = [gym.make(env_id, disable_env_checker=True) for _ in range(num_envs)]
-        self.action_space = self.envs[0].action_space
-        self.obs = np.zeros((num_envs, *self.envs[0].observation_space.shape))
-        self.gamma = gamma
-
-    def reset(self, seed):
-        """Start N new episodes, whose course depends on `seed` (an int) and the actions alone."""
-        for n, env in enumerate(self.envs):
-            self.obs[n], _ = env.reset(seed=seed_of(seed, n))
-        self._check(self.obs)
-        self.scores, self.lengths = [0.0] * len(self.envs), [0] * len(self.envs)
-        self.discounted_returns = np.zeros(len(self.envs))
-        self.ended = np.zeros(len(self.envs), dtype=bool)
-
-    def step(self, actions):
-        """Step every environment with actions (N,) or (N, action size).
-
-        Returns (N,) rewards; (N,) terminated; (N,) truncated, the time limit met; a list of
-        those truncated, (n, what environment n showed last); and a list of the finished episodes'
-        (return, length). Raises FloatingPointError for what is not finite.
-        """
-        # not in the paper: as in Baselines, clipped for the environment alone, not in log π(a|s)
-        if isinstance(self.action_space, Box):
-            actions = actions.clip(self.action_space.low, self.action_space.high)
-        else:
-            actions = (actions + self.action_space.start).tolist()
-        num_envs = len(self.envs)
-        rewards = np.zeros(num_envs)
-        terminated, truncated = np.zeros(num_envs, dtype=bool), np.zeros(num_envs, dtype=bool)
-        final_obs, finished = [], []
-        for n, env in enumerate(self.envs):
-            self.obs[n], rewards[n], terminated[n], truncated[n], _ = env.step(actions[n])
-            self.scores[n] += float(rewards[n])
-            self.lengths[n] += 1
-        self._check(rewards, self.obs)  # before a reset hides what was seen
-        self.discounted_returns *= self.gamma * ~self.ended
-        self.discounted_returns += rewards
-        self.ended = terminated | truncated
-        for n in np.flatnonzero(self.ended).tolist():
-            finished.append((self.scores[n], self.lengths[n]))
-            self.scores[n], self.lengths[n] = 0.0, 0
-            if truncated[n]:
-                final_obs.append((n, self.obs[n].copy()))
-            self.obs[n], _ = self.envs[n].reset()
-            self._check(self.obs[n])
-        return rewards, terminated, truncated, final_obs, finished
-
-    def _check(self, *seen):
-        if not all(np.isfinite(x).all() for x in seen):
-            raise FloatingPointError(f"the environment gave {' and '.join(map(str, seen))}")
+    with Run(args, checkpoint, net=net, optimizer=optimizer, penalty=penalty) as run:
+        for iteration in run.iterations():  # line 1
+            if run.at_checkpoint:  # saved just now; a resumed run begins like this
+                envs.reset(run.seed)
+            learning_rate, clip_eps = anneal(args, iteration)
+            episodes = rollout(envs, net, batch)  # lines 2, 3
+            if args.norm_reward:
+                scale_rewards(batch, net.return_moments)
+            estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
+            stats = update(take_step, net, optimizer, batch, learning_rate, clip_eps,
+                           penalty.beta, args)  # fmt: skip  # line 6
+            if args.objective == "kl-adaptive":
+                penalty.adapt(stats["kl"], args.kl_target)
+            if args.norm_obs:  # for the next rollout; until then the observations are only clipped
+                net.obs_moments.add(batch.raw_obs.flatten(0, 1))
+            run.log(iteration, episodes, stats)
 
 
 # ------------------------------------------------------------------------------------- Network
-
-
-class RunningMoments(nn.Module):
-    """Mean and variance of all the samples so far; in buffers, so that checkpoints hold them."""
-
-    def __init__(self, *shape):
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
-
-    def add(self, samples):
-        """Take in samples (B, *shape), merging the moments of two sets (Chan et al. 1979)."""
-        count = len(samples)
-        total = self.count + count
-        shift = samples.mean(0) - self.mean
-        squares = self.var * self.count + samples.var(0, correction=0) * count
-        self.var.copy_((squares + shift.square() * self.count * count / total) / total)
-        self.mean += shift * count / total
-        self.count.copy_(total)
-
-
-class Categorical:
-    """Softmax policies: π(a|s) of B states, from logits (B, number of actions); a (B,)."""
-
-    def __init__(self, logits):
-        self.log_pi = logits.log_softmax(-1)
-
-    def __getitem__(self, index):
-        return Categorical(self.log_pi[index])
-
-    def copy(self):
-        return Categorical(self.log_pi.detach())
-
-    def sample(self):
-        return torch.multinomial(self.log_pi.exp(), 1).squeeze(-1)
-
-    def log_prob(self, actions):
-        return self.log_pi.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-
-    def entropy(self):
-        return -(self.log_pi.exp() * self.log_pi).sum(-1)
-
-    def kl(self, new):
-        """KL(self ‖ new) in every state, (B,)"""
-        return (self.log_pi.exp() * (self.log_pi - new.log_pi)).sum(-1)
-
-
-class Gaussian:
-    """Normal policies: π(a|s) of B states, from means (B, D) and the logarithms of the stds (D,),
-    which do not depend on the state; a (B, D), its components independent."""
-
-    def __init__(self, mean, log_std):
-        self.mean, self.log_std = mean, log_std
-
-    def __getitem__(self, index):
-        return Gaussian(self.mean[index], self.log_std)
-
-    def copy(self):
-        return Gaussian(self.mean.detach(), self.log_std.detach().clone())
-
-    def sample(self):
-        return self.mean + self.log_std.exp() * torch.randn_like(self.mean)
-
-    def log_prob(self, actions):
-        z = (actions - self.mean) * (-self.log_std).exp()
-        constant = 0.5 * math.log(2 * math.pi) * z.shape[-1]
-        return -0.5 * z.square().sum(-1) - (self.log_std.sum() + constant)
-
-    def entropy(self):
-        entropy = (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
-        return entropy.expand(len(self.mean))
-
-    def kl(self, new):
-        """KL(self ‖ new) in every state, (B,)"""
-        squares = (2 * self.log_std).exp() + (self.mean - new.mean).square()
-        kl = new.log_std - self.log_std + 0.5 * squares * (-2 * new.log_std).exp() - 0.5
-        return kl.sum(-1)
 
 
 class ActorCritic(nn.Module):
@@ -427,43 +193,148 @@ def mlp(*sizes):
     return nn.Sequential(*layers[:-1])
 
 
+class RunningMoments(nn.Module):
+    """Mean and variance of all the samples so far; in buffers, so that checkpoints hold them."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+
+    def add(self, samples):
+        """Take in samples (B, *shape), merging the moments of two sets (Chan et al. 1979)."""
+        count = len(samples)
+        total = self.count + count
+        shift = samples.mean(0) - self.mean
+        deviations = self.var * self.count + samples.var(0, correction=0) * count
+        self.var.copy_((deviations + shift.square() * self.count * count / total) / total)
+        self.mean += shift * count / total
+        self.count.copy_(total)
+
+
+class Categorical:
+    """Softmax policies: π(a|s) of B states, from logits (B, number of actions); a (B,)."""
+
+    def __init__(self, logits):
+        self.log_pi = logits.log_softmax(-1)
+
+    def __getitem__(self, index):
+        return Categorical(self.log_pi[index])
+
+    def copy(self):
+        return Categorical(self.log_pi.detach())
+
+    def sample(self):
+        return torch.multinomial(self.log_pi.exp(), 1).squeeze(-1)
+
+    def log_prob(self, actions):
+        return self.log_pi.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self):
+        return -(self.log_pi.exp() * self.log_pi).sum(-1)
+
+    def kl(self, new):
+        """KL(self ‖ new) in every state, (B,)"""
+        return (self.log_pi.exp() * (self.log_pi - new.log_pi)).sum(-1)
+
+
+class Gaussian:
+    """Normal policies: π(a|s) of B states, from means (B, D) and state-independent log-stds (D,);
+    a (B, D), its components independent."""
+
+    def __init__(self, mean, log_std):
+        self.mean, self.log_std = mean, log_std
+
+    def __getitem__(self, index):
+        return Gaussian(self.mean[index], self.log_std)
+
+    def copy(self):
+        return Gaussian(self.mean.detach(), self.log_std.detach().clone())
+
+    def sample(self):
+        return self.mean + self.log_std.exp() * torch.randn_like(self.mean)
+
+    def log_prob(self, actions):
+        z = (actions - self.mean) * (-self.log_std).exp()
+        constant = 0.5 * math.log(2 * math.pi) * z.shape[-1]
+        return -0.5 * z.square().sum(-1) - (self.log_std.sum() + constant)
+
+    def entropy(self):
+        entropy = (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+        return entropy.expand(len(self.mean))
+
+    def kl(self, new):
+        """KL(self ‖ new) in every state, (B,)"""
+        second_moment = (2 * self.log_std).exp() + (self.mean - new.mean).square()
+        kl = new.log_std - self.log_std + 0.5 * second_moment * (-2 * new.log_std).exp() - 0.5
+        return kl.sum(-1)
+
+
 # ------------------------------------------------------------------------------------- Rollout
 
 
 def make_batch(num_steps, envs):
-    """Room for one rollout, used again by every iteration. All (T, N), but values (T + 1, N),
-    raw_obs (T, N, observation size) and actions, (T, N, action size) for a Box.
-
-    `rollout` adds obs (T·N, observation size), normalised, and pi and log_probs of T·N samples;
-    `estimate_advantages` adds advantages and targets, (T, N).
-    """
-    shape = (num_steps, len(envs.envs))
-    discrete = isinstance(envs.action_space, Discrete)
+    """Storage for one rollout, reused in every iteration: fields of shape (T, N), unless noted."""
+    shape, discrete = (num_steps, len(envs.obs)), isinstance(envs.action_space, Discrete)
+    actions = torch.zeros(*shape, *envs.action_space.shape)  # (T, N), or (T, N, action size)
     return SimpleNamespace(
-        raw_obs=torch.zeros(num_steps, *envs.obs.shape, dtype=torch.float64),
-        actions=torch.zeros(
-            *shape, *envs.action_space.shape, dtype=torch.int64 if discrete else torch.float32
-        ),
-        values=torch.zeros(num_steps + 1, len(envs.envs)),  # V(s_0), ..., V(s_T)
+        raw_obs=torch.zeros(num_steps, *envs.obs.shape, dtype=torch.float64),  # (T, N, obs size)
+        obs=None,  # (T·N, observation size), normalised
+        actions=actions.long() if discrete else actions,
+        pi=None,  # π_θold(·|s) of T·N states
+        log_probs=None,  # (T·N,), log π_θold(a|s)
+        values=torch.zeros(num_steps + 1, len(envs.obs)),  # V(s_0), ..., V(s_T)
         rewards=torch.zeros(shape),
         discounted_returns=torch.zeros(shape, dtype=torch.float64),
         terminated=torch.zeros(shape),
         truncated=torch.zeros(shape),
-        final_values=torch.zeros(shape),  # where truncated, V of what the environment showed last
+        final_values=torch.zeros(shape),  # where truncated: V of the episode's last observation
+        advantages=None,  # (T, N), Â_t
+        targets=None,  # (T, N), V^targ_t
     )
 
 
-def numpy_policy(net, num_steps, num_envs):
-    """π_θ for a few raw observations at a time, for which numpy takes a quarter of torch's time.
+@torch.no_grad()
+def rollout(envs, net, batch):
+    """Run π_θold for T timesteps in N environments, filling `batch`.
 
-    Returns a function of t = 0, ..., T - 1 and obs (N, observation size) that samples actions.
+    Returns (t, return, length) of each episode that finished at step t = 0, ..., T - 1.
+    """
+    num_steps, episodes, final_obs = len(batch.rewards), [], []
+    tensors = {name: x for name, x in vars(batch).items() if torch.is_tensor(x)}
+    b = SimpleNamespace(**{name: x.numpy() for name, x in tensors.items()})  # same memory, faster
+    policy = numpy_policy(net, num_steps, len(envs.obs))
+    for t in range(num_steps):
+        b.raw_obs[t], b.actions[t] = envs.obs, policy(t, envs.obs)
+        b.rewards[t], b.terminated[t], b.truncated[t], last, finished = envs.step(b.actions[t])
+        b.discounted_returns[t] = envs.discounted_returns
+        final_obs += [(t, n, obs) for n, obs in last]
+        episodes += [(t, score, length) for score, length in finished]
+
+    # log-probs and values of the whole rollout, in one batch: much faster, same up to rounding
+    batch.obs = net.normalise(batch.raw_obs.flatten(0, 1))  # (T·N, observation size)
+    pi, values = net(batch.obs)
+    batch.pi = pi.copy()  # π_θold stays what it was when the update changes the stds
+    batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
+    batch.values[:-1] = values.view(num_steps, -1)
+    batch.values[-1] = net(net.normalise(torch.from_numpy(envs.obs)))[1]
+    for t, n, obs in final_obs:  # not in the paper: a time limit is no end, V stands for the rest
+        batch.final_values[t, n] = net(net.normalise(torch.from_numpy(obs)))[1]
+    return episodes
+
+
+def numpy_policy(net, num_steps, num_envs):
+    """π_θ in numpy, since torch takes five times as long for a single observation.
+
+    Returns a function of t = 0, ..., T - 1 and raw obs (N, observation size) that samples actions.
     """
     linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
     *hidden, last = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
     mean, std = net.obs_moments.mean.numpy(), (net.obs_moments.var + 1e-8).sqrt().numpy()
     noise = torch.empty(num_steps, num_envs, len(last[1]))
     if net.log_std is None:
-        noise = noise.exponential_().log().neg().numpy()  # Gumbel's: argmax(logits + it) is ~ π
+        noise = noise.exponential_().log().neg().numpy()  # Gumbel's: argmax(logits + noise) ~ π
     else:
         noise = (noise.normal_() * net.log_std.detach().exp()).numpy()
 
@@ -478,74 +349,37 @@ def numpy_policy(net, num_steps, num_envs):
     return policy
 
 
-@torch.no_grad()
-def rollout(envs, net, batch):
-    """Run π_θold for T timesteps in N environments, filling `batch` (PPO's Algorithm 1, line 3).
-
-    Returns (t, return, length) of each episode that finished at step t = 0, ..., T - 1.
-    """
-    num_steps, finished, final_obs = len(batch.rewards), [], []
-    raw_obs, actions, rewards, terminated, truncated, discounted_returns = (
-        x.numpy() for x in (batch.raw_obs, batch.actions, batch.rewards, batch.terminated,
-                            batch.truncated, batch.discounted_returns)
-    )  # fmt: skip  # the same memory, cheaper to fill
-    policy = numpy_policy(net, num_steps, len(envs.obs))
-    for t in range(num_steps):
-        raw_obs[t] = envs.obs
-        actions[t] = policy(t, envs.obs)
-        rewards[t], terminated[t], truncated[t], last, over = envs.step(actions[t])
-        discounted_returns[t] = envs.discounted_returns
-        final_obs += [(t, n, obs) for n, obs in last]
-        finished += [(t, score, length) for score, length in over]
-
-    # what else is wanted of π_θold, in one pass: the same but for rounding, and much cheaper
-    batch.obs = net.normalise(batch.raw_obs.flatten(0, 1))  # (T·N, observation size)
-    pi, values = net(batch.obs)
-    batch.pi = pi.copy()  # π_θold stays what it was when the update changes the stds
-    batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
-    batch.values[:-1] = values.view(num_steps, -1)
-    batch.values[-1] = net(net.normalise(torch.from_numpy(envs.obs)))[1]
-    for t, n, obs in final_obs:
-        batch.final_values[t, n] = net(net.normalise(torch.from_numpy(obs)))[1]
-    return finished
-
-
 # ---------------------------------------------------------------------------------- Advantages
 
 
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the true successor of step t; where terminated, it is not used.
-    What comes after a terminated step is worth nothing; a truncated step is worth its successor's
-    value still. The sum goes past neither.
+    next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
+    terminated step; after a truncated one (a time limit) V stands for what would have followed.
+    Either ends the sum of Eq. 11.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
-        advantage = deltas[t] + decay[t] * advantage  # PPO's Eq. 11
+        advantage = deltas[t] + decay[t] * advantage  # PPO's Eq. 11: Â_t = δ_t + γλ Â_{t+1}
         advantages[t] = advantage
     return advantages
 
 
 def estimate_advantages(batch, gamma, gae_lambda):
-    """Fill in a rollout's advantages Â_t and value targets V^targ_t (PPO's Algorithm 1, line 4).
-
-    Returns the explained variance: the share of the targets' variance that the values account for.
-    """
+    """Fill in a rollout's advantages Â_t and value targets V^targ_t."""
     values = batch.values.cpu()
     next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
     batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
     batch.targets = batch.advantages + values[:-1]  # V^targ; the PPO paper leaves it open
-    unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
-    return 1 - unexplained.item()
 
 
 def scale_rewards(batch, moments):
-    """Divide a rollout's rewards by the std of all discounted returns so far; clip them at 10.
+    """Divide a rollout's rewards by the std of all discounted returns so far; clip them at ±10.
 
     Not in the paper: Baselines' scaling (--no-norm-reward)
     """
@@ -564,28 +398,35 @@ def surrogate(objective, ratio, advantages, kl, clip_eps, beta):
     return l_cpi if objective == "none" else l_cpi - beta * kl  # Eq. 8
 
 
-def adapt_beta(beta, kl, kl_target):
-    """The adaptive β of Sec. 4 for the next policy update, given the KL that this one reached."""
-    if kl < kl_target / 1.5:
-        return beta / 2
-    return beta * 2 if kl > kl_target * 1.5 else beta
+class Penalty(nn.Module):
+    """β of Eq. 8, and its adaptation after each policy update (Sec. 4)."""
+
+    def __init__(self, beta):
+        super().__init__()
+        self.register_buffer("beta", torch.tensor(beta))
+
+    def adapt(self, kl, kl_target):
+        if kl < kl_target / 1.5:
+            self.beta /= 2
+        elif kl > kl_target * 1.5:
+            self.beta *= 2
 
 
-def ppo_loss(pi, values, batch, objective, clip_eps, beta, vf_coef, ent_coef, norm_adv):
+def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef, norm_adv):
     """Minus the objective of Eq. 9 on a minibatch.
 
-    pi and values (M,) are those of θ; `batch` has the actions, π_θold as pi, its log_probs of the
-    actions, the advantages and the value targets.
+    pi and values (M,) are those of θ; `minibatch` has π_θold as pi, actions and their log_probs,
+    advantages and value targets.
     """
-    advantages = batch.advantages
+    advantages = minibatch.advantages
     if norm_adv:  # not in the paper: Baselines' normalisation (--no-norm-adv)
         advantages = advantages - advantages.mean()
         advantages = advantages / (advantages.square().mean().sqrt() + 1e-8)
 
-    ratio = (pi.log_prob(batch.actions) - batch.log_probs).exp()  # r_t(θ), Eq. 6
-    kl = batch.pi.kl(pi) if objective.startswith("kl") else None
+    ratio = (pi.log_prob(minibatch.actions) - minibatch.log_probs).exp()  # r_t(θ), Eq. 6
+    kl = minibatch.pi.kl(pi) if objective.startswith("kl") else None
     l_policy = surrogate(objective, ratio, advantages, kl, clip_eps, beta).mean()
-    l_vf = (values - batch.targets).square().mean()  # without ½, as in the paper
+    l_vf = (values - minibatch.targets).square().mean()  # without ½, as in the paper
 
     # Sec. 6.1: nothing is shared, so c1 is irrelevant. Adam undoes the factor; yet the gradient is
     # clipped over both networks, so a large value loss shortens the policy's step too
@@ -595,35 +436,18 @@ def ppo_loss(pi, values, batch, objective, clip_eps, beta, vf_coef, ent_coef, no
     return -l_total
 
 
-def anneal(args, iteration, num_iterations):
-    """The step size of Adam and ε in an iteration (from 0 on), with α from 1 to 0.
+def anneal(args, iteration):
+    """Adam's step size and ε in an iteration (from 0), with α falling from 1 to 0.
 
     Not in the paper for these tasks: α is Table 5's, for Atari (--anneal none)
     """
-    alpha = 1 - iteration / num_iterations
+    alpha = 1 - iteration / args.num_iterations
     learning_rate = args.learning_rate * (1 if args.anneal == "none" else alpha)
     return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
 
 
-@torch.no_grad()
-def diagnose(net, batch, objective, clip_eps, beta):
-    """How far θ is from θ_old, and how well the critic fits, over all samples of a rollout."""
-    pi, values = net(batch.obs)
-    ratio = (pi.log_prob(batch.actions) - batch.log_probs).exp()
-    kl = batch.pi.kl(pi)  # KL(π_θold ‖ π_θ), exact
-    l_policy = surrogate(objective, ratio, batch.advantages, kl, clip_eps, beta)
-    return {
-        "kl": kl.mean().item(),
-        "clip_fraction": ((ratio - 1).abs() > clip_eps).float().mean().item(),
-        "policy_loss": -l_policy.mean().item(),
-        "value_loss": (values - batch.targets).square().mean().item(),
-        "entropy": pi.entropy().mean().item(),
-    }
-
-
 def gradient_step(net, optimizer, minibatch, clip_eps, beta, args):
-    """Move θ by one step of Adam on a minibatch, its gradient zero before; returns the gradient's
-    norm before it is clipped."""
+    """Move θ by one step of Adam on a minibatch. Returns the gradient's norm before clipping."""
     pi, values = net(minibatch.obs)
     minus_objective = ppo_loss(pi, values, minibatch, args.objective, clip_eps, beta, args.vf_coef,
                                args.ent_coef, args.norm_adv)  # fmt: skip
@@ -634,12 +458,11 @@ def gradient_step(net, optimizer, minibatch, clip_eps, beta, args):
     return grad_norm
 
 
-def update(step_of_adam, net, optimizer, batch, clip_eps, beta, args):
+def update(take_step, net, optimizer, batch, learning_rate, clip_eps, beta, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    step_of_adam: `gradient_step`, or what --compile makes of it. Returns what `diagnose` says of
-    the new θ, the gradient's mean norm and the norm of the weights; FloatingPointError if one of
-    them is not finite.
+    take_step: `gradient_step`, compiled or not. Returns the scalars to log; FloatingPointError if
+    one is not finite.
     """
     samples = {
         "obs": batch.obs,
@@ -649,371 +472,481 @@ def update(step_of_adam, net, optimizer, batch, clip_eps, beta, args):
         "advantages": batch.advantages.flatten(),
         "targets": batch.targets.flatten(),
     }
-    # numbers that change, as tensors: for another float --compile would compile again
-    clip_eps, beta = torch.tensor(clip_eps), torch.tensor(beta)
-    measured = (net, SimpleNamespace(**samples), args.objective, clip_eps, beta)
-    norms = []
+    optimizer.param_groups[0]["lr"].fill_(learning_rate)
+    clip_eps = torch.tensor(clip_eps)  # compiled code then takes any value
+    whole = (net, SimpleNamespace(**samples), args.objective, clip_eps, beta)
+    grad_norms = []
     for _ in range(args.num_epochs):
         order = torch.randperm(batch.targets.numel())
         shuffled = {name: x[order] for name, x in samples.items()}  # once an epoch, then sliced
         for start in range(0, len(order), args.minibatch_size):
             minibatch = {n: x[start : start + args.minibatch_size] for n, x in shuffled.items()}
             optimizer.zero_grad()
-            norms.append(step_of_adam(net, optimizer, SimpleNamespace(**minibatch), clip_eps, beta,
-                                      args))  # fmt: skip
+            grad_norms.append(take_step(net, optimizer, SimpleNamespace(**minibatch), clip_eps,
+                                        beta, args))  # fmt: skip
         # not in the paper: Spinning Up's early stop, off unless --target-kl is given
-        if args.target_kl and diagnose(*measured)["kl"] > 1.5 * args.target_kl:
+        if args.target_kl and diagnose(*whole)["kl"] > 1.5 * args.target_kl:
             break
-    stats = diagnose(*measured) | {"grad_norm": torch.stack(norms).mean().item()}
+    stats = diagnose(*whole) | {"grad_norm": torch.stack(grad_norms).mean().item()}
     stats["weight_norm"] = nn.utils.get_total_norm(list(net.parameters())).item()
     for name, value in stats.items():
-        if not np.isfinite(value):
+        if not math.isfinite(value):
             raise FloatingPointError(f"{name} is {value}")
-    return stats
+    return stats | {"explained_variance": explained_variance(batch), "beta": beta.item(),
+                    "learning_rate": learning_rate}  # fmt: skip
+
+
+# ============ The paper's part ends here. What follows runs the environments and keeps records.
+
+# --------------------------------------------------------------------------------- Environment
+
+
+class Environments:
+    """N environments, stepped one after the other; one whose episode ends starts anew at once.
+
+    obs:                (N, observation size), what the agents see now
+    discounted_returns: (N,), r_t + γ r_{t-1} + γ² r_{t-2} + ... back to the episode's beginning
+    """
+
+    def __init__(self, env_id, num_envs, gamma, **rendering):
+        try:
+            self.envs = [gym.make(env_id, disable_env_checker=True, **rendering)
+                         for _ in range(num_envs)]  # fmt: skip
+        except Exception as e:  # unknown, or whatever its maker meets
+            fail(f"--env-id {env_id}: {e} A task's id is like HalfCheetah-v5")
+        obs, actions = self.envs[0].observation_space, self.envs[0].action_space
+        if not (isinstance(obs, Box) and len(obs.shape) == 1):
+            fail(f"--env-id {env_id}: observes {obs}; need a one-dimensional Box")
+        floats = isinstance(actions, Box) and np.issubdtype(actions.dtype, np.floating)
+        if not (isinstance(actions, Discrete) or floats and len(actions.shape) == 1):
+            fail(f"--env-id {env_id}: acts by {actions}; need Discrete, or a one-dimensional Box "
+                 f"of floats")  # fmt: skip
+        self.action_space, self.gamma = actions, gamma
+        self.obs = np.zeros((num_envs, *obs.shape))
+
+    def reset(self, seed):
+        """Start N new episodes, deterministic given `seed` (an int) and the actions."""
+        for n, env in enumerate(self.envs):
+            self.obs[n], _ = env.reset(seed=derive_seed(seed, n))
+        self._check(self.obs)
+        num_envs = len(self.envs)
+        self.scores, self.lengths = np.zeros(num_envs), np.zeros(num_envs, dtype=int)
+        self.discounted_returns = np.zeros(num_envs)
+        self.ended = np.zeros(num_envs, dtype=bool)
+
+    def step(self, actions):
+        """Step every environment with actions (N,) or (N, action size).
+
+        Returns (N,) rewards; (N,) terminated; (N,) truncated, the time limit met; a list of (n,
+        last observation) of those truncated; and a list of the finished episodes' (return,
+        length). Raises FloatingPointError for an observation or reward that is not finite.
+        """
+        # not in the paper: as in Baselines, clipped for the environment alone, not in log π(a|s)
+        if isinstance(self.action_space, Box):
+            actions = actions.clip(self.action_space.low, self.action_space.high)
+        else:
+            actions = (actions + self.action_space.start).tolist()
+        rewards, (terminated, truncated) = np.zeros(len(actions)), np.zeros((2, len(actions)), bool)
+        final_obs, finished = [], []
+        for n, env in enumerate(self.envs):
+            self.obs[n], rewards[n], terminated[n], truncated[n], _ = env.step(actions[n])
+        self._check(rewards, self.obs)  # before a reset hides it
+        self.scores += rewards
+        self.lengths += 1
+        self.discounted_returns = self.discounted_returns * (self.gamma * ~self.ended) + rewards
+        self.ended = terminated | truncated
+        for n in np.flatnonzero(self.ended).tolist():
+            finished.append((self.scores[n].item(), self.lengths[n].item()))
+            self.scores[n] = self.lengths[n] = 0
+            if truncated[n]:
+                final_obs.append((n, self.obs[n].copy()))
+            self.obs[n], _ = self.envs[n].reset()
+            self._check(self.obs[n])
+        return rewards, terminated, truncated, final_obs, finished
+
+    def _check(self, *seen):
+        if not all(np.isfinite(x).all() for x in seen):
+            raise FloatingPointError(f"the environment gave {' and '.join(map(str, seen))}")
 
 
 # ------------------------------------------------------------------------------------- Records
 
-LABELS = {
-    "one": "one episode", "x": "agent steps", "y": "return of an episode",
-    "published": "OpenAI's Baselines, 1 million steps, older versions of the tasks",
-}  # fmt: skip
-
-PUBLISHED_SCORES = {  # of Baselines' PPO: the mean of 6 seeds; the paper has curves alone, Fig. 3
+PUBLISHED_BY = "OpenAI's Baselines, 1 million steps, older versions of the tasks"
+PUBLISHED_SCORES = {  # Baselines' PPO, the mean of 6 seeds; the paper has curves alone, Fig. 3
     "HalfCheetah-v5": 1668.6, "Hopper-v5": 2316.2, "InvertedDoublePendulum-v5": 7102.9,
     "InvertedPendulum-v5": 809.4, "Reacher-v5": -6.71, "Swimmer-v5": 111.2, "Walker2d-v5": 3425.0,
 }  # fmt: skip
 
 
-def published_score(env_id):
-    return PUBLISHED_SCORES.get(env_id)
+def explained_variance(batch):
+    """The share of the targets' variance that the values of θ_old account for."""
+    unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
+    return 1 - unexplained.item()
 
 
-class Records:
-    """A run's folder: config.json, episodes.csv, TensorBoard's events, checkpoints, the picture.
+@torch.no_grad()
+def diagnose(net, samples, objective, clip_eps, beta):
+    """How far θ is from θ_old, and how well V fits, over all samples of a rollout."""
+    pi, values = net(samples.obs)
+    ratio = (pi.log_prob(samples.actions) - samples.log_probs).exp()
+    kl = samples.pi.kl(pi)  # KL(π_θold ‖ π_θ), exact
+    l_policy = surrogate(objective, ratio, samples.advantages, kl, clip_eps, beta)
+    return {
+        "kl": kl.mean().item(),
+        "clip_fraction": ((ratio - 1).abs() > clip_eps).float().mean().item(),
+        "policy_loss": -l_policy.mean().item(),
+        "value_loss": (values - samples.targets).square().mean().item(),
+        "entropy": pi.entropy().mean().item(),
+    }
 
-    steps and returns: of every finished episode, the agent steps at its end and its return.
+
+class Run(AbstractContextManager):
+    """A run in its directory: config.json, episodes.csv, TensorBoard's events, checkpoint.pt,
+    best.pt, learning_curve.png. As a context manager it reports in one line how the run ended.
+
+    learned:       {name: what training changes}, each with a state_dict(), among them "net"
+    episodes:      (step, return, length, seconds) of each finished episode, by its last step
+    at_checkpoint: whether the run was saved just now; all that is random then starts from `seed`
     """
 
-    def __init__(self, args, checkpoint):
-        self.args, self.run_dir = args, Path(args.run_dir)
-        self.steps, self.returns = [], []
-        self.best, self.best_step, self.best_net = -inf, 0, None
-        self.started = self.last_time = self.last_line = time.time()
-        self.last_step = 0
-        path = self.run_dir / "episodes.csv"
+    def __init__(self, args, checkpoint, **learned):
+        self.args, self.learned, self.run_dir = args, learned, Path(args.run_dir)
+        self.iteration, self.step, self.episodes, self.best, seconds = 0, 0, [], -inf, 0.0
+        if checkpoint is None:
+            self.run_dir.mkdir(parents=True)
+        else:
+            self.iteration, self.step = checkpoint["iteration"], checkpoint["step"]
+            self.episodes, self.best = checkpoint["episodes"], checkpoint["best"]
+            seconds = checkpoint["seconds"]
+            restore(checkpoint, **learned)
+        self.best_policy = None  # of the iterations since the last checkpoint
+        self.last_time = self.last_picture = time.time()
+        self.started = self.last_time - seconds
+
+        device = next(learned["net"].parameters()).device
         names = ("torch", "gymnasium", "ale_py", "mujoco", "Box2D", "numpy", "matplotlib")
-        modules = [sys.modules[name] for name in names if name in sys.modules]
         config = {
             "script": SCRIPT,
             "sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
-            "device": "cpu",
-            "versions": {module.__name__: module.__version__ for module in modules},
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+            "versions": {n: sys.modules[n].__version__ for n in names if n in sys.modules},
             "settings": vars(args),
         }
-        # TensorBoard writes in a thread of its own, whose error comes back in add_scalar
-        threading.excepthook = lambda failure: None
-        try:
-            if checkpoint is None:
-                self.run_dir.mkdir(parents=True)
-                self.csv = open(path, "x")  # noqa: SIM115
-                self.csv.write("step,return,length,seconds\n")
-            else:
-                if os.path.getsize(path) < checkpoint["csv_bytes"]:
-                    fail(f"--resume: {path} is shorter than at the checkpoint")
-                self.csv = open(path, "r+")  # noqa: SIM115
-                self.csv.truncate(checkpoint["csv_bytes"])  # what came later will come again
-                for row in csv.DictReader(self.csv):
-                    self.steps.append(int(row["step"]))
-                    self.returns.append(float(row["return"]))
-                self.best, self.best_step = checkpoint["best"], checkpoint["best_step"]
-                self.started -= checkpoint["seconds"]
-                self.last_step = checkpoint["step"]
-            text = json.dumps(config, indent=2) + "\n"
-            replace(self.run_dir / "config.json", lambda file: file.write(text.encode()))
-            self.writer = SummaryWriter(self.run_dir, purge_step=self.last_step + 1)
-        except (KeyError, TypeError, ValueError):
-            fail(f"--resume: {path} is damaged: it is not what this run wrote")
-        except OSError as e:
-            fail(f"{e.filename or self.run_dir}: {e.strerror}; --run-dir wants a new folder, "
-                 f"--resume a run's")  # fmt: skip
-        total = args.total_steps - args.total_steps % (args.num_steps * args.num_envs)
-        self.bar = tqdm(total=total, initial=self.last_step, unit=" steps", disable=None)
+        (self.run_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        self.csv = open(self.run_dir / "episodes.csv", "w")  # noqa: SIM115
+        self._write([("step", "return", "length", "seconds"), *self.episodes])
+        # not SummaryWriter, whose thread would report a full disk on its own
+        events = self.run_dir / f"events.out.tfevents.{time.time_ns()}"
+        self.events = RecordWriter(open(events, "xb"))  # noqa: SIM115
+        self.events.write(Event(file_version="brain.Event:2").SerializeToString())
+        restart = Event(step=self.step + 1, session_log=SessionLog(status=SessionLog.START))
+        self.events.write(restart.SerializeToString())  # TensorBoard drops what came later before
+        num_weights = sum(p.numel() for p in learned["net"].parameters())
+        print(f"{args.env_id}: {num_weights:,} weights; {args.num_iterations} iterations of "
+              f"{args.num_envs} actors × {args.num_steps} steps, a checkpoint every "
+              f"{args.checkpoint_every}; {device}, {args.threads} threads; "
+              f"{args.run_dir}")  # fmt: skip
+        lines = {"mininterval": 30, "maxinterval": 30, "bar_format": "{percentage:.0f}%{r_bar}\n"}
+        style = {} if sys.stdout.isatty() else lines  # without a terminal, a line now and then
+        self.bar = tqdm(total=args.num_iterations * args.batch_size, initial=self.step,
+                        unit=" steps", file=sys.stdout, **style)  # fmt: skip
+
+    def __exit__(self, kind, error, traceback):
+        for record in (self.bar, self.csv, self.events):
+            with suppress(OSError):  # a full disk, reported below
+                record.close()
+        if kind is None:
+            print(f"finished: {self.step:,} steps, mean of the last 100 episodes {self.score:.1f}, "
+                  f"{(time.time() - self.started) / 60:.0f} min, {self.run_dir}")  # fmt: skip
+        elif kind is KeyboardInterrupt:
+            command = f"python {SCRIPT} --resume {self.run_dir}"
+            print(f"interrupted; go on with: {command}", file=sys.stderr)
+            with suppress(OSError):
+                self.draw()
+            raise SystemExit(130)
+        elif issubclass(kind, (FloatingPointError, OSError)):
+            fail(f"iteration {self.iteration + 1}: {error}; the last checkpoint in {self.run_dir} "
+                 f"is intact", 1)  # fmt: skip
+
+    def iterations(self):
+        """Yield 0, 1, 2, ..., when resuming from where the checkpoint was, saving now and then.
+
+        At every checkpoint all that is random is seeded anew, also in a run that goes on: so a
+        resumed run is the uninterrupted run, bit for bit.
+        """
+        first = self.iteration
+        for iteration in range(first, self.args.num_iterations):
+            if self.reached(self.args.goal_score):
+                break
+            self.at_checkpoint = iteration == first or iteration % self.args.checkpoint_every == 0
+            if self.at_checkpoint:
+                self.save()
+                self.seed = derive_seed(self.args.seed, iteration)
+                torch.manual_seed(self.seed)
+            yield iteration
+        self.save()
+        self.draw()
 
     @property
     def score(self):
         """Mean return of the last 100 episodes (fewer at first), the PPO paper's measure."""
-        return float(np.mean(self.returns[-100:])) if self.returns else float("nan")
-
-    @property
-    def seconds(self):
-        """Spent on training, before a resumption too."""
-        return time.time() - self.started
+        return float(np.mean([row[1] for row in self.episodes[-100:]] or math.nan))
 
     def reached(self, goal):
-        return goal is not None and len(self.returns) >= 100 and self.score >= goal
+        return goal is not None and len(self.episodes) >= 100 and self.score >= goal
 
-    def log(self, iteration, step, episodes, scalars, net):
-        """Record an iteration that ended at `step`: episodes (step, return, length), scalars."""
-        for end, score, length in episodes:
-            self.csv.write(f"{end},{score},{length},{self.seconds:.1f}\n")
-            self.steps.append(end)
-            self.returns.append(score)
-        self.csv.flush()
+    def log(self, iteration, episodes, stats):
+        """Record an iteration: (t, return, length) of episodes that ended in it, and scalars."""
+        now, batch_size, num_envs = time.time(), self.args.batch_size, self.args.num_envs
+        seconds = round(now - self.started, 1)
+        rows = [(self.step + (t + 1) * num_envs, *rest, seconds) for t, *rest in episodes]
+        self.episodes += rows
+        self._write(rows)
+        self.iteration, self.step = iteration + 1, self.step + batch_size
         if episodes and self.reached(self.best):
-            self.best, self.best_step = self.score, step
-            self.best_net = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-        now = time.time()
-        speed = (step - self.last_step) / (now - self.last_time)
-        for name, value in {**scalars, "score": self.score, "steps_per_second": speed}.items():
-            if name != "score" or self.returns:
-                self.writer.add_scalar(name, value, step)
-        progress = f"episode {len(self.returns)}, mean of last 100: {self.score:.1f}"
-        self.bar.set_postfix_str(progress, refresh=False)
-        self.bar.update(step - self.last_step)
-        self.last_step, self.last_time = step, now
-        if self.bar.disable and now - self.last_line > 30:  # no terminal: a line now and then
-            self.last_line = now
-            hours = (self.args.total_steps - step) / speed / 3600
-            print(f"iteration {iteration}, step {step:,} of {self.args.total_steps:,}, "
-                  f"episode {len(self.returns)}, mean of last 100: {self.score:.1f}, "
-                  f"{speed:.0f} steps/s, {hours:.1f} h left", flush=True)  # fmt: skip
+            net = copy.deepcopy(self.learned["net"].state_dict())
+            self.best, self.best_policy = self.score, {"net": net, "step": self.step}
 
-    def save(self, iteration, step, learned):
-        """Write the checkpoint, the best policy so far, and the picture."""
-        about = {"script": SCRIPT, "settings": vars(self.args)}
-        best = {"best": self.best, "best_step": self.best_step}
-        if self.best_net is not None:
-            save(
-                self.run_dir / "best.pt",
-                {**about, **best, "net": self.best_net, "step": self.best_step},
-            )
-            self.best_net = None
+        stats["steps_per_second"] = batch_size / (now - self.last_time)
+        if self.episodes:
+            stats["score"] = self.score
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in stats.items()]
+        event = Event(wall_time=now, step=self.step, summary=Summary(value=values))
+        self.events.write(event.SerializeToString())
+        self.events.flush()
+        text = f"episode {len(self.episodes)}, mean of last 100: {self.score:.1f}"
+        self.bar.set_postfix_str(text, refresh=False)
+        self.bar.update(batch_size)
+        self.last_time = now
+
+    def _write(self, rows):
+        self.csv.writelines(",".join(map(str, row)) + "\n" for row in rows)
         self.csv.flush()
-        os.fsync(self.csv.fileno())
-        progress = {"iteration": iteration, "step": step, "seconds": self.seconds,
-                    "csv_bytes": os.path.getsize(self.csv.name)}  # fmt: skip
-        save(self.run_dir / "checkpoint.pt", {**about, **best, **progress, **learned})
-        self.draw()
-        gc.collect()  # a figure's parts refer to each other; figures would pile up
+
+    def save(self):
+        """Write checkpoint.pt, best.pt if that policy is new, and the picture if it is old."""
+        state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best}
+        if self.best_policy is not None:
+            save_checkpoint(self.run_dir / "best.pt", state | self.best_policy)
+            self.best_policy = None
+        state |= {name: part.state_dict() for name, part in self.learned.items()}
+        state |= {"iteration": self.iteration, "step": self.step, "episodes": self.episodes,
+                  "seconds": time.time() - self.started}  # fmt: skip
+        save_checkpoint(self.run_dir / "checkpoint.pt", state)
+        if time.time() - self.last_picture > 10:
+            self.draw()
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
-        axes.plot(self.steps, self.returns, ".", ms=2, alpha=0.25, label=LABELS["one"])
-        if len(self.returns) >= 100:
-            means = np.convolve(self.returns, np.full(100, 1 / 100), mode="valid")
-            axes.plot(self.steps[99:], means, color="tab:blue", label="mean of the last 100")
-        published = published_score(self.args.env_id)
-        if published is not None:
-            label = f"{LABELS['published']}: {published}"
+        steps, returns = [row[0] for row in self.episodes], [row[1] for row in self.episodes]
+        axes.plot(steps, returns, ".", ms=2, alpha=0.25, label="one episode")
+        if len(returns) >= 100:
+            means = np.convolve(returns, np.full(100, 1 / 100), mode="valid")
+            axes.plot(steps[99:], means, color="tab:blue", label="mean of the last 100")
+        if published := PUBLISHED_SCORES.get(self.args.env_id):
+            label = f"{PUBLISHED_BY}: {published}"
             axes.axhline(published, ls="--", color="tab:gray", label=label)
-        axes.set(xlabel=LABELS["x"], ylabel=LABELS["y"], xlim=(0, None))
-        axes.set_title(f"PPO on {self.args.env_id}, seed {self.args.seed}")
+        axes.set(xlabel="agent steps", ylabel="return of an episode", xlim=(0, None))
+        axes.set_title(f"{SCRIPT} on {self.args.env_id}, seed {self.args.seed}")
         axes.legend(loc="upper left", markerscale=5, framealpha=1)
-        replace(self.run_dir / "learning_curve.png", lambda f: figure.savefig(f, dpi=120))
-
-    def close(self):
-        for record in (self.bar, self.csv, self.writer):
-            with suppress(OSError):  # a full disk, of which the run has told already
-                record.close()
+        figure.savefig(self.run_dir / "learning_curve.png", dpi=120)
+        gc.collect()  # a figure's parts refer to each other; figures would pile up
+        self.last_picture = time.time()
 
 
-def replace(path, write):
-    """Write a file beside and rename it, so that a kill at any moment leaves the old one whole."""
+def save_checkpoint(path, contents):
+    """Save plain data beside `path`, then rename it: a kill at any moment leaves the old file."""
+    buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
+    torch.save(contents, buffer)
     beside = path.with_name(path.name + ".tmp")
     with open(beside, "wb") as file:
-        write(file)
+        file.write(buffer.getbuffer())
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
 
 
-def save(path, contents):
-    """Save plain data (numbers, strings, tensors, lists, dicts) whole or not at all."""
-    buffer = io.BytesIO()  # torch.save itself would hide the operating system's error
-    torch.save(contents, buffer)
-    replace(path, lambda file: file.write(buffer.getbuffer()))
-
-
-def load_checkpoint(path, task):
-    """What --resume or --evaluate needs. A checkpoint is plain data: loading it runs no code."""
-    if task == "resume":
+def load_checkpoint(path, flag):
+    """What --resume or --evaluate needs, and its path. It is plain data: loading runs no code."""
+    if flag == "resume":
         path = path / "checkpoint.pt"
     elif path.suffix != ".pt":
         path = path / ("best.pt" if (path / "best.pt").exists() else "checkpoint.pt")
-    try:
-        contents = io.BytesIO(path.read_bytes())
-    except OSError as e:
-        fail(f"--{task}: {path}: {e.strerror}; the folder of a run is wanted")
+    needed = {"settings", "net", "step"}
+    if flag == "resume":
+        needed |= {"optimizer", "episodes", "iteration", "best", "seconds"}
     try:
         with warnings.catch_warnings(action="ignore"):
-            checkpoint = torch.load(contents, map_location="cpu", weights_only=True)
-    except Exception as e:  # whatever the reader meets in a file that is cut short or foreign
-        fail(f"--{task}: {path} is not a whole checkpoint of plain data ({type(e).__name__})")
-    known = isinstance(checkpoint, dict) and {"settings", "net", "step"} <= checkpoint.keys()
-    if not known or checkpoint.get("script") != SCRIPT:
-        fail(f"--{task}: {path} is not a checkpoint of {SCRIPT}")
-    if task == "resume" and "optimizer" not in checkpoint:
-        fail(f"--{task}: {path} holds a policy alone; it can be evaluated")
-    return checkpoint
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        if checkpoint["script"] == SCRIPT and needed <= checkpoint.keys():
+            return checkpoint | {"path": path, "flag": flag}
+        why = f"holds {checkpoint['script']}'s {', '.join(checkpoint)}"
+    except OSError as e:
+        why = e.strerror
+    except Exception as e:  # whatever torch meets in a file that is cut short or foreign
+        why = type(e).__name__
+    fail(f"--{flag} {path}: {why}; need a whole checkpoint of {SCRIPT}, of plain data")
 
 
-def seed_of(seed, iteration):
-    """The seed, an int of 31 bits, of all that is random from a checkpoint on."""
-    return int(np.random.SeedSequence((seed, iteration)).generate_state(1)[0] >> 1)
+def restore(checkpoint, **learned):
+    """Load the states of modules and optimizers, by name."""
+    try:
+        for name, part in learned.items():
+            part.load_state_dict(checkpoint[name])
+    except (KeyError, RuntimeError, ValueError) as e:
+        where = f"--{checkpoint['flag']} {checkpoint['path']}"
+        fail(f"{where}: {e}; need a whole checkpoint of this version of {SCRIPT}")
+
+
+def derive_seed(seed, index):
+    """A seed of 31 bits, an int, for an index: an iteration, an environment."""
+    return int(np.random.SeedSequence((seed, index)).generate_state(1)[0] >> 1)
+
+
+# ---------------------------------------------------------------------------------- Evaluation
 
 
 @torch.no_grad()
 def evaluate(args, checkpoint):
     """Play whole episodes with a saved policy, sampling its actions. Returns their returns."""
     torch.manual_seed(args.seed)
-    torch.set_num_threads(1)
-    mode = "human" if args.render else "rgb_array" if args.video else None
     displays = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
     if args.render and sys.platform == "linux" and not displays & os.environ.keys():
         fail("--render: no display here; --video records to a file", 1)
+    mode = "human" if args.render else "rgb_array"
+    rendering = {"render_mode": mode} if args.render or args.video else {}
+    envs = Environments(args.env_id, 1, args.gamma, **rendering)
+    net = ActorCritic(envs.obs.shape[1], envs.action_space, norm_obs=args.norm_obs)
+    restore(checkpoint, net=net)  # the observations' moments too
     try:
-        with warnings.catch_warnings(action="ignore"):  # GLFW's
-            env = gym.make(args.env_id, render_mode=mode, disable_env_checker=True)
-            env.reset(seed=args.seed)
-            if mode is not None:
-                env.render()
         if args.video:
-            path = Path(args.evaluate)
-            folder = (path.parent if path.suffix == ".pt" else path) / "videos"
-            folder = folder / time.strftime("%Y%m%d-%H%M%S")
-            env = RecordVideo(env, str(folder), lambda episode: True, disable_logger=True)
+            folder = checkpoint["path"].parent / "videos" / time.strftime("%Y%m%d-%H%M%S")
+            envs.envs[0] = RecordVideo(envs.envs[0], folder, lambda k: k < args.episodes,
+                                       disable_logger=True)  # fmt: skip
+        with warnings.catch_warnings(action="ignore"):  # GLFW's
+            envs.reset(args.seed)
     except Exception as e:  # no display, no room
-        fail(f"--{'render' if args.render else 'video'}: {e}", 1)
-    obs_size = env.observation_space.shape[0]
-    net = ActorCritic(obs_size, env.action_space, norm_obs=args.norm_obs)
-    net.load_state_dict(checkpoint["net"])  # the observations' moments too
-    scores = []
-    for episode in range(args.episodes):
-        obs, _ = env.reset(seed=args.seed if episode == 0 else None)
-        score, length, over = 0.0, 0, False
-        while not over:
-            pi = net.pi(net.normalise(torch.from_numpy(obs).view(1, -1)))
-            action = pi.sample()[0].numpy()
-            if isinstance(env.action_space, Box):
-                action = action.clip(env.action_space.low, env.action_space.high)
-            else:
-                action = int(action + env.action_space.start)
-            obs, reward, terminated, truncated, _ = env.step(action)
-            score, length, over = score + float(reward), length + 1, terminated or truncated
-        scores.append(score)
-        print(f"episode {episode + 1}: return {score:g}, {length} steps", flush=True)
-    env.close()
-    print(f"{args.env_id}: {np.mean(scores):.1f} ± {np.std(scores):.1f} (mean ± std) over "
-          f"{len(scores)} episodes, with the policy of step {checkpoint['step']:,}")  # fmt: skip
-    return scores
+        fail(f"--{'render' if args.render else 'video' if args.video else 'evaluate'}: {e}", 1)
+    returns = []
+    while len(returns) < args.episodes:
+        pi = net.pi(net.normalise(torch.from_numpy(envs.obs)))
+        *_, finished = envs.step(pi.sample().numpy())
+        for score, length in finished:
+            returns.append(score)
+            print(f"episode {len(returns)}: return {score:g}, {length} steps", flush=True)
+    envs.envs[0].close()
+    print(f"{args.env_id}: {np.mean(returns):.1f} ± {np.std(returns):.1f} (mean ± std) over "
+          f"{len(returns)} episodes, with the policy of step {checkpoint['step']:,}")  # fmt: skip
+    return returns
 
 
-# ---------------------------------------------------------------------------------------- main
+# -------------------------------------------------------------------------------- Command line
+
+SCRIPT = Path(__file__).name
+ROWS = {row[0].replace("-", "_"): row for row in SETTINGS if isinstance(row, tuple)}
+CHANGEABLE = {  # what may be said beside --resume or --evaluate
+    "resume": {"total_steps", "goal_score", "threads"},
+    "evaluate": {"episodes", "render", "video", "seed"},
+}
+
+
+def fail(message, status=2):
+    """Print a one-line error and exit (2: bad arguments, 1: failed run)."""
+    print(f"{SCRIPT}: error: {' '.join(str(message).split())}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def compiled(function):
+    """The function as one program, with backward pass, clipping and Adam's step."""
+    torch._logging.set_logs(dynamo=logging.ERROR)  # no warning that it leaves profiling out
+    if hasattr(torch._dynamo.config, "trace_autograd_ops"):  # else it becomes several
+        torch._dynamo.config.trace_autograd_ops = True
+    return torch.compile(function, dynamic=False)
+
+
+def make_parser():
+    """SETTINGS as flags; one that is not given stays unset."""
+    parser = argparse.ArgumentParser(
+        usage=f"python {SCRIPT} [FLAG ...]", description=__doc__.splitlines()[0],
+        epilog="examples:\n" + __doc__[__doc__.index("  python") :],
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )  # fmt: skip
+    parser.error = fail
+    for row in SETTINGS:
+        if isinstance(row, str):
+            add = parser.add_argument_group(row).add_argument
+            continue
+        flag, default, kind, symbol, words = row
+        if default is not None and default is not False:
+            words += f" [{f'{default:_}' if type(default) is int else default}]"
+        if kind is bool:
+            add(f"--{flag}", help=words, action=argparse.BooleanOptionalAction)
+        elif isinstance(kind, list):
+            add(f"--{flag}", help=words, choices=kind)
+        else:
+            add(f"--{flag}", help=words, type=kind[0], metavar=symbol)
+    return parser
+
+
+def parse_args(argv=None):
+    """The settings, checked, and the checkpoint that --resume or --evaluate names, or None."""
+    settings = {name: row[1] for name, row in ROWS.items()}
+    given = vars(make_parser().parse_args(argv))
+    for name, value in given.items():
+        flag, _, kind, *_ = ROWS[name]
+        if isinstance(kind, tuple) and kind[1:]:  # (type, lowest) or (type, lowest, highest)
+            low, high = (*kind[1:], inf)[:2]
+            if not (low <= value <= high and abs(value) < inf):
+                limits = f"at least {low}" if high == inf else f"from {low} to {high}"
+                fail(f"--{flag} {value}: need a number {limits}")
+
+    checkpoint = None
+    flag = next((flag for flag in CHANGEABLE if flag in given), None)
+    if flag is not None:
+        for name in given.keys() - CHANGEABLE[flag] - {flag}:
+            fail(f"--{ROWS[name][0]}: --{flag} takes it from the checkpoint; leave it out")
+        checkpoint = load_checkpoint(Path(given[flag]), flag)
+        here = {"run_dir": given[flag]} if flag == "resume" else {}
+        settings |= checkpoint["settings"] | here
+    elif given.keys() & {"episodes", "render", "video"}:
+        fail("--episodes, --render and --video go with --evaluate RUN_DIR")
+    else:
+        settings |= TASKS.get(given.get("env_id", settings["env_id"]), {})
+    args = argparse.Namespace(**(settings | given))
+
+    args.batch_size = args.num_steps * args.num_envs
+    args.num_iterations = args.total_steps // args.batch_size
+    if args.render and args.video:
+        fail("--render, --video: a window or a recording, not both at once")
+    if args.batch_size % args.minibatch_size:
+        fail(f"--minibatch-size {args.minibatch_size}: need a divisor of T × N = {args.batch_size}")
+    if args.num_iterations == 0:
+        fail(f"--total-steps {args.total_steps}: need at least T × N = {args.batch_size}")
+    if args.compile and not args.evaluate and not shutil.which(os.environ.get("CXX", "g++")):
+        fail("--compile: needs a C++ compiler, g++ or what the variable CXX names")
+    args.checkpoint_every = args.checkpoint_every or max(1, args.num_iterations // 15)
+    name = f"{Path(SCRIPT).stem}-{args.env_id.replace('/', '-')}-seed{args.seed}"
+    args.run_dir = args.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return args, checkpoint
 
 
 def main(argv=None):
-    """Train by Algorithm 1, or evaluate; `argv` is the command line."""
-    args, checkpoint = parse_args(argv)
-    if args.evaluate is not None:
-        return evaluate(args, checkpoint)
-
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
-    envs = Environments(args.env_id, args.num_envs, args.gamma)
-    net = ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
-    # Adam's ε: not in the paper: Baselines' (--adam-eps 1e-8)
-    optimizer = torch.optim.Adam(net.parameters(), torch.tensor(args.learning_rate),
-                                 eps=args.adam_eps, fused=not args.compile)  # fmt: skip
-    batch = make_batch(args.num_steps, envs)
-    beta, step_of_adam = args.kl_beta, gradient_step
-    if args.compile:  # loss, backward pass, clipping and Adam become one program
-        torch._logging.set_logs(dynamo=logging.ERROR)  # no warning that it leaves profiling out
-        if hasattr(torch._dynamo.config, "trace_autograd_ops"):  # else it becomes several
-            torch._dynamo.config.trace_autograd_ops = True
-        step_of_adam = torch.compile(gradient_step, dynamic=False)
-
-    def learned():
-        return {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "beta": beta}
-
-    batch_size = args.num_steps * args.num_envs
-    num_iterations = args.total_steps // batch_size
-    iteration = 0
-    if checkpoint is not None:
-        iteration = checkpoint["iteration"]
-        net.load_state_dict(checkpoint["net"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        beta = checkpoint["beta"]
-    records = Records(args, checkpoint)
-    size = sum(p.numel() for p in net.parameters())
-    tqdm.write(f"{args.env_id}: observations {envs.obs.shape[1:]}, actions {envs.action_space}; "
-               f"{size:,} weights; {num_iterations} iterations of {args.num_envs} actors × "
-               f"{args.num_steps} steps, a checkpoint every {args.checkpoint_every}; "
-               f"{args.objective}, {args.threads} threads; {args.run_dir}")  # fmt: skip
-
-    interrupts = []
-
-    def interrupt(*_):  # Ctrl-C: finish the iteration, so that the records are complete
-        interrupts.append(True)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a second one does not wait
-
-    handler_before = signal.signal(signal.SIGINT, interrupt)
-    fresh = True  # just started or resumed
+    """Train or evaluate; `argv` is the command line."""
     try:
-        while (
-            iteration < num_iterations and not records.reached(args.goal_score) and not interrupts
-        ):
-            step = iteration * batch_size
-            if fresh or iteration % args.checkpoint_every == 0:
-                # New episodes, and all that is random seeded anew, also in a run that goes on: so a
-                # resumed run is the same run.
-                records.save(iteration, step, learned())
-                seed = seed_of(args.seed, iteration)
-                torch.manual_seed(seed)
-                envs.reset(seed)
-                fresh = False
-
-            learning_rate, clip_eps = anneal(args, iteration, num_iterations)
-            optimizer.param_groups[0]["lr"].fill_(learning_rate)
-            finished = rollout(envs, net, batch)  # line 3
-            if args.norm_reward:
-                scale_rewards(batch, net.return_moments)
-            explained = estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
-            stats = update(step_of_adam, net, optimizer, batch, clip_eps, beta, args)  # line 6
-            stats["beta"] = beta
-            if args.objective == "kl-adaptive":
-                beta = adapt_beta(beta, stats["kl"], args.kl_target)
-            if args.norm_obs:  # for the next rollout; until then the observations are only clipped
-                net.obs_moments.add(batch.raw_obs.flatten(0, 1))
-
-            iteration += 1
-            episodes = [(step + (t + 1) * args.num_envs, r, n) for t, r, n in finished]
-            stats |= {"explained_variance": explained, "learning_rate": learning_rate}
-            records.log(iteration, iteration * batch_size, episodes, stats, net)
-        if interrupts:
-            records.draw()
-        else:
-            records.save(iteration, iteration * batch_size, learned())
+        args, checkpoint = parse_args(argv)
+        torch.set_num_threads(args.threads)
+        return (train if args.evaluate is None else evaluate)(args, checkpoint)
     except KeyboardInterrupt:
-        interrupts.append(True)  # the second one; the last checkpoint is whole
+        raise SystemExit(130) from None
     except FloatingPointError as e:
-        fail(f"iteration {iteration + 1}: {e}; {args.run_dir}/checkpoint.pt is from before", 1)
+        fail(e, 1)
     except OSError as e:
-        fail(f"{e}; the last checkpoint in {args.run_dir} is whole", 1)
-    finally:
-        records.close()
-        signal.signal(signal.SIGINT, handler_before)
-    if interrupts:
-        print(f"interrupted; go on with: python {SCRIPT} --resume {args.run_dir}", file=sys.stderr)
-        raise SystemExit(130)
-    print(f"finished: {iteration * batch_size:,} steps, mean of the last 100 episodes "
-          f"{records.score:.1f}, {records.seconds / 60:.0f} min, {args.run_dir}")  # fmt: skip
+        fail(f"{e.filename or args.run_dir}: {e.strerror}; training needs a new --run-dir")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
+    main()

@@ -45,7 +45,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
-PATIENCE = 60  # seconds that the runs get to finish their iterations when all shall stop
+PATIENCE = 60  # seconds that the runs get to write their records when all shall stop
 
 sys.path.insert(0, str(ROOT))  # the scripts, imported where they are needed: torch takes seconds
 
@@ -269,8 +269,7 @@ def outcome(run, process, log, args):
 
 
 def stop(processes, interrupts):
-    """Let them finish their iterations and records; kill them when patience is over, or at the
-    second Ctrl-C."""
+    """Let them write their records; kill them when patience is over, or at the second Ctrl-C."""
     for process in processes:
         process.send_signal(signal.SIGINT)
     end = time.monotonic() + PATIENCE
@@ -565,9 +564,9 @@ def figure1(args):
     """One term of L^CLIP as a function of the ratio r, for advantages 1 and -1."""
     import torch
 
-    from ppo_continuous import make_parser, surrogate
+    from ppo_continuous import ROWS, surrogate
 
-    eps = make_parser().get_default("clip_eps")
+    eps = ROWS["clip_eps"][1]
     ratios = torch.linspace(0, 2, 401)
     figure = Figure(figsize=(8, 2.8), layout="constrained")
     for axes, advantage in zip(figure.subplots(1, 2), (1, -1), strict=True):
@@ -585,7 +584,7 @@ def figure1(args):
 
 
 def first_update(seed, env_id="Hopper-v5"):
-    """The first iteration of a run with Table 3's settings, as `main` of the script makes it.
+    """The first iteration of a run with Table 3's settings, as `train` of the script makes it.
 
     Returns its settings, its rollout, its network, and θ before and after as vectors.
     """
@@ -603,14 +602,15 @@ def first_update(seed, env_id="Hopper-v5"):
                                  eps=args.adam_eps, fused=True)  # fmt: skip
     batch = ppo.make_batch(args.num_steps, envs)
 
-    run_seed = ppo.seed_of(args.seed, 0)
+    run_seed = ppo.derive_seed(args.seed, 0)
     torch.manual_seed(run_seed)
     envs.reset(run_seed)
     ppo.rollout(envs, net, batch)
     ppo.scale_rewards(batch, net.return_moments)
     ppo.estimate_advantages(batch, args.gamma, args.gae_lambda)
     old = parameters_to_vector(net.parameters()).detach()
-    ppo.update(ppo.gradient_step, net, optimizer, batch, args.clip_eps, args.kl_beta, args)
+    ppo.update(ppo.gradient_step, net, optimizer, batch, *ppo.anneal(args, 0),
+               ppo.Penalty(args.kl_beta).beta, args)  # fmt: skip
     return args, batch, net, old, parameters_to_vector(net.parameters()).detach()
 
 

@@ -2,6 +2,7 @@
 written out, finite differences, and probe tasks with a known answer."""
 
 import copy
+import csv
 import functools
 import itertools
 import math
@@ -12,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from processes import Clock, events
 
 import ppo_atari
 from ppo_atari import FIRE, ActorCritic, Games, act, gae, make_batch, make_scalar_env, rollout
@@ -176,13 +178,13 @@ def test_rollout_stores_what_happened():
     expected = []
     for t in range(200):
         torch.testing.assert_close(batch.frames[t], twin.frames, rtol=0, atol=0)
-        assert batch.by_policy[t].tolist() == (~twin.press_fire).tolist()
+        assert batch.policy_mask[t].tolist() == (~twin.press_fire).tolist()
         rewards, terminated, truncated, _, over = twin.step(batch.actions[t].numpy())
         assert batch.rewards[t].tolist() == np.sign(rewards).tolist()
         assert batch.terminated[t].tolist() == terminated.tolist()
         expected += [(t, score, length) for score, length in over]
     assert finished == expected != []
-    assert 0 < (1 - batch.by_policy).sum() <= batch.terminated.sum()
+    assert 0 < (1 - batch.policy_mask).sum() <= batch.terminated.sum()
     with torch.no_grad():
         logits, values = net(batch.frames.flatten(0, 1))
         last_value = net(twin.frames)[1]
@@ -210,11 +212,13 @@ def test_networks_are_the_published_ones(network, weights):
         if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
             w = layer.weight.flatten(1)
             w = w if w.shape[0] <= w.shape[1] else w.T
-            gain = 0.01 if layer is net.policy else 1 if layer is net.value else math.sqrt(2)
+            gain = (
+                0.01 if layer is net.policy_head else 1 if layer is net.value_head else math.sqrt(2)
+            )
             torch.testing.assert_close(w @ w.T, gain**2 * torch.eye(len(w)), rtol=0, atol=1e-4)
             assert not layer.bias.any()
     plain = ActorCritic(4, network, orthogonal=False)
-    assert plain.policy.weight.abs().max() > 0.02 and plain.policy.bias.any()
+    assert plain.policy_head.weight.abs().max() > 0.02 and plain.policy_head.bias.any()
     kinds = [type(layer).__name__ for layer in net.trunk]
     kinds.remove("Flatten")  # its place between the last convolution and Linear changes no value
     assert kinds == ["Conv2d", "ReLU"] * (2 + (network == "nature")) + ["Linear", "ReLU"]
@@ -226,8 +230,8 @@ def test_forward_scales_pixels_to_one_and_bf16_is_close():
     frames = torch.randint(0, 256, (5, 84, 84, 4), dtype=torch.uint8)
     x = net.trunk((frames.double() / 255).float().permute(0, 3, 1, 2))
     logits, values = net(frames)
-    torch.testing.assert_close(logits, net.policy(x))
-    torch.testing.assert_close(values, net.value(x)[:, 0])
+    torch.testing.assert_close(logits, net.policy_head(x))
+    torch.testing.assert_close(values, net.value_head(x)[:, 0])
     net.bf16 = True
     rounded, _ = net(frames)
     assert rounded.dtype == torch.float32
@@ -272,9 +276,10 @@ def test_gae_is_eq_11_with_ends_in_every_place():
 
 def test_gae_at_its_two_ends():
     """λ = 1 is the discounted return minus the value (Eq. 10), λ = 0 is δ."""
-    rewards, values = torch.randn(2, 6, 1, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(0)
+    rewards, values = torch.randn(2, 6, 1, dtype=torch.float64, generator=rng)
     values_now, next_values = values, torch.cat((values[1:], torch.ones(1, 1)))
-    zero = torch.zeros(6, 1)
+    zero = torch.zeros(6, 1, dtype=torch.float64)
     monte_carlo = gae(rewards, values_now, next_values, zero, zero, 0.9, 1.0)
     returns = sum(0.9**k * rewards[k, 0] for k in range(6)) + 0.9**6
     torch.testing.assert_close(monte_carlo[0, 0], returns - values[0, 0])
@@ -289,11 +294,12 @@ def test_estimate_advantages_picks_the_true_successor():
     batch.values[:, 0] = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     batch.truncated[1] = batch.terminated[3] = 1
     batch.final_values[1] = 10
-    explained = ppo_atari.estimate_advantages(batch, 0.5, 0.0)
+    assert ppo_atari.estimate_advantages(batch, 0.5, 0.0) is None
     successors = torch.tensor([[2.0], [10.0], [4.0], [0.0], [6.0]])
     targets, errors = 1 + 0.5 * successors, 1 + 0.5 * successors - batch.values[:-1]
     torch.testing.assert_close(batch.targets, targets)
     torch.testing.assert_close(batch.advantages, errors)
+    explained = ppo_atari.explained_variance(batch)
     assert explained == pytest.approx(1 - np.var(errors.numpy()) / np.var(targets.numpy()))
 
 
@@ -311,9 +317,9 @@ def random_minibatch(size=12, actions=3):
         values=old_values,
         advantages=advantages,
         targets=targets,
-        by_policy=torch.ones(size, dtype=torch.float64),
+        policy_mask=torch.ones(size, dtype=torch.float64),
     )
-    batch.by_policy[2::5] = 0
+    batch.policy_mask[2::5] = 0
     drift = torch.linspace(-0.5, 0.5, size, dtype=torch.float64)[
         torch.randperm(size, generator=rng)
     ]
@@ -324,7 +330,7 @@ def random_minibatch(size=12, actions=3):
 
 def reference_loss(logits, values, b, eps, c1, c2, norm_adv, clip_value_loss):
     """Eq. 6, 7 and 9, one sample after the other."""
-    own = [i for i in range(len(values)) if b.by_policy[i]]
+    own = [i for i in range(len(values)) if b.policy_mask[i]]
     advantages = b.advantages.tolist()
     if norm_adv:
         mean = sum(advantages[i] for i in own) / len(own)
@@ -395,13 +401,15 @@ def test_clipped_value_loss_holds_the_value():
 
 
 def test_annealing_of_table_5():
-    both, lr_only, none = (settings("--anneal", a) for a in ("both", "learning-rate", "none"))
+    steps = str(1000 * 128 * 8 + 1023)  # of 1000 iterations; the rest is less than a rollout
+    both, lr_only, none = (
+        settings("--anneal", a, "--total-steps", steps) for a in ("both", "learning-rate", "none")
+    )
+    assert (both.batch_size, both.num_iterations) == (1024, 1000)
     for iteration, alpha in ((0, 1.0), (500, 0.5), (999, 0.001)):
-        assert ppo_atari.anneal(both, iteration, 1000) == pytest.approx(
-            (2.5e-4 * alpha, 0.1 * alpha)
-        )
-        assert ppo_atari.anneal(lr_only, iteration, 1000) == pytest.approx((2.5e-4 * alpha, 0.1))
-        assert ppo_atari.anneal(none, iteration, 1000) == pytest.approx((2.5e-4, 0.1))
+        assert ppo_atari.anneal(both, iteration) == pytest.approx((2.5e-4 * alpha, 0.1 * alpha))
+        assert ppo_atari.anneal(lr_only, iteration) == pytest.approx((2.5e-4 * alpha, 0.1))
+        assert ppo_atari.anneal(none, iteration) == pytest.approx((2.5e-4, 0.1))
 
 
 def test_defaults_are_table_5():
@@ -419,11 +427,11 @@ class UpdateLog:
         args = settings("--num-envs", "4", "--num-steps", "16", "--minibatch-size", "16", *flags)
         torch.manual_seed(0)
         self.net = ActorCritic(3)
-        self.net.policy.weight.data.mul_(100)  # a policy that is not nearly uniform
-        optimizer = torch.optim.Adam(self.net.parameters(), learning_rate, fused=True)
+        self.net.policy_head.weight.data.mul_(100)  # a policy that is not nearly uniform
+        optimizer = torch.optim.Adam(self.net.parameters(), fused=True)
         batch = make_batch(16, 4, torch.device("cpu"))
         batch.frames.random_(0, 256)
-        batch.by_policy = (batch.frames[:, :, 0, 0, 0] > 50).float()
+        batch.policy_mask = (batch.frames[:, :, 0, 0, 0] > 50).float()
         with torch.no_grad():
             for t in range(16):
                 batch.actions[t], batch.log_probs[t], batch.values[t] = act(
@@ -432,18 +440,20 @@ class UpdateLog:
         batch.values[16] = 100  # no minibatch holds the value after the rollout
         batch.targets = torch.randn(16, 4)
         batch.advantages = batch.targets - batch.values[:-1]
-        self.seen, self.stats, self.before = [], [], copy.deepcopy(self.net)
+        self.seen, self.stats, self.references = [], [], []
+        self.before, self.batch = copy.deepcopy(self.net), batch
 
         def loss(minibatch, clip_eps):
+            assert clip_eps.item() == pytest.approx(0.1)
             self.seen.append(minibatch)
-            value, stats = ppo_atari.ppo_loss(
-                *self.net(minibatch.frames), minibatch, clip_eps, 1.0, 0.01, True, False
-            )
+            now = (*self.net(minibatch.frames), minibatch)
+            value, stats = ppo_atari.ppo_loss(*now, clip_eps, 1.0, 0.01, True, False)
             self.stats.append(stats)
+            self.references.append(reference_loss(*now, 0.1, 1.0, 0.01, True, False)[1])
             return (value * spoil if spoil else value), stats
 
         self.targets = batch.targets.flatten()
-        self.means = ppo_atari.update(loss, self.net, optimizer, batch, 0.1, args)
+        self.means = ppo_atari.update(loss, self.net, optimizer, batch, learning_rate, 0.1, args)
 
 
 def test_first_minibatch_has_ratio_one_and_later_ones_move():
@@ -452,17 +462,29 @@ def test_first_minibatch_has_ratio_one_and_later_ones_move():
     assert first["approx_kl"] == pytest.approx(0, abs=1e-6) and first["clip_fraction"] == 0
     assert first["policy_loss"] == pytest.approx(0, abs=1e-5)  # normalised advantages, ratio 1
     assert log.stats[-1][3] > 1e-6
-    for k, name in enumerate(
-        ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
-    ):
-        mean = float(np.mean([stats[k].item() for stats in log.stats]))
+
+
+def test_update_returns_means_over_its_minibatches():
+    """Against the losses of the minibatches, each written out sample by sample."""
+    log = UpdateLog(learning_rate=1e-3)
+    names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+    assert (*names, "grad_norm") == ppo_atari.STATS
+    for k, name in enumerate(names):
+        mean = float(np.mean([stats[k] for stats in log.references]))
         assert log.means[name] == pytest.approx(mean, rel=1e-4, abs=1e-6), name
+    assert 0.05 < log.means["clip_fraction"] < 0.95
+    assert log.means["learning_rate"] == 1e-3
+    values, targets = log.batch.values[:-1].numpy(), log.batch.targets.numpy()
+    explained = 1 - np.var(targets - values) / np.var(targets)
+    assert log.means["explained_variance"] == pytest.approx(explained, rel=1e-4)
+    others = {"weight_norm", "explained_variance", "learning_rate"}
+    assert set(log.means) == {*ppo_atari.STATS, *others}
 
 
 def test_minibatches_hold_what_belongs_together():
     for minibatch in UpdateLog("--num-epochs", "1").seen:
         torch.testing.assert_close(minibatch.values + minibatch.advantages, minibatch.targets)
-        assert torch.equal(minibatch.by_policy, (minibatch.frames[:, 0, 0, 0] > 50).float())
+        assert torch.equal(minibatch.policy_mask, (minibatch.frames[:, 0, 0, 0] > 50).float())
 
 
 def test_every_epoch_sees_every_sample_once_in_a_new_order():
@@ -543,7 +565,7 @@ def test_probe_a_pixel_policy_learns_what_the_picture_says():
                     "--learning-rate", "1e-3")  # fmt: skip
     torch.manual_seed(0)
     games, net = Signal(16), ActorCritic(2)
-    optimizer = torch.optim.Adam(net.parameters(), args.learning_rate, eps=1e-5, fused=True)
+    optimizer = torch.optim.Adam(net.parameters(), eps=1e-5, fused=True)
     batch = make_batch(16, 16, torch.device("cpu"))
 
     def loss(minibatch, clip_eps):
@@ -554,7 +576,7 @@ def test_probe_a_pixel_policy_learns_what_the_picture_says():
     for _ in range(15):
         rollout(games, lambda frames: act(net, frames), batch)
         ppo_atari.estimate_advantages(batch, 0.99, 0.95)
-        ppo_atari.update(loss, net, optimizer, batch, 0.2, args)
+        ppo_atari.update(loss, net, optimizer, batch, args.learning_rate, 0.2, args)
     rollout(games, lambda frames: act(net, frames), batch)
     assert batch.rewards.mean() > 0.9
     assert (batch.values[:-1] - 1).abs().mean() < 0.25
@@ -567,40 +589,109 @@ def test_the_emulator_has_the_actions_the_script_presses():
 
 
 def test_seeds_differ_with_the_seed_and_with_the_iteration():
-    seeds = {ppo_atari.seed_of(seed, iteration) for seed in range(20) for iteration in range(20)}
+    seeds = {
+        ppo_atari.derive_seed(seed, iteration) for seed in range(20) for iteration in range(20)
+    }
     assert len(seeds) == 400 and all(0 <= seed < 2**31 for seed in seeds)
 
 
-def test_main_hands_every_setting_to_where_it_belongs(tmp_path, monkeypatch):
-    """The settings that reach the network, Adam and the loss in a run of 4 iterations."""
-    seen = {"eps": [], "loss": set(), "net": [], "adam": []}
+def test_train_hands_every_setting_to_where_it_belongs(tmp_path, monkeypatch):
+    """The settings that reach the network, Adam, the advantages and the loss in 4 iterations."""
+    seen = {"eps": [], "loss": set(), "net": [], "adam": [], "gae": set()}
     loss, update, net = ppo_atari.ppo_loss, ppo_atari.update, ppo_atari.ActorCritic
+    estimate_advantages = ppo_atari.estimate_advantages
 
-    def spy_loss(*args, **coefficients):
-        seen["loss"].add(tuple(sorted(coefficients.items())))
-        return loss(*args, **coefficients)
+    def spy_loss(*args):
+        seen["loss"].add(args[4:])
+        return loss(*args)
 
-    def spy_update(f, network, optimizer, batch, clip_eps, args):
+    def spy_update(f, network, optimizer, batch, learning_rate, clip_eps, args):
         seen["eps"].append(clip_eps)
+        stats = update(f, network, optimizer, batch, learning_rate, clip_eps, args)
         seen["adam"].append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["eps"]))
-        return update(f, network, optimizer, batch, clip_eps, args)
+        return stats
 
     def spy_net(*args):
         seen["net"].append(args)
         return net(*args)
 
-    for name, spy in (("ppo_loss", spy_loss), ("update", spy_update), ("ActorCritic", spy_net)):
+    def spy_advantages(batch, *args):
+        seen["gae"].add(args)
+        return estimate_advantages(batch, *args)
+
+    for name, spy in (("ppo_loss", spy_loss), ("update", spy_update), ("ActorCritic", spy_net),
+                      ("estimate_advantages", spy_advantages)):  # fmt: skip
         monkeypatch.setattr(ppo_atari, name, spy)
     flags = "--num-envs 2 --num-steps 4 --minibatch-size 8 --num-epochs 1 --total-steps 32"
-    extra = "--network nature --no-orthogonal --adam-eps 1e-3 --vf-coef 0.3 --ent-coef 0.4"
-    ppo_atari.main([*flags.split(), *extra.split(), "--no-norm-adv", "--clip-value-loss",
-                    "--run-dir", str(tmp_path / "run")])  # fmt: skip
+    extra = ("--network nature --no-orthogonal --adam-eps 1e-3 --vf-coef 0.3 --ent-coef 0.4 "
+             "--gamma 0.9 --gae-lambda 0.8 --no-norm-adv --clip-value-loss")  # fmt: skip
+    ppo_atari.main([*flags.split(), *extra.split(), "--run-dir", str(tmp_path / "run")])
     assert seen["net"] == [(4, "nature", False, False)]
     assert seen["eps"] == pytest.approx([0.1, 0.075, 0.05, 0.025])
     assert [lr for lr, _ in seen["adam"]] == pytest.approx(
         [2.5e-4 * a for a in (1, 0.75, 0.5, 0.25)]
     )
     assert {eps for _, eps in seen["adam"]} == {1e-3}
-    assert seen["loss"] == {
-        (("clip_value_loss", True), ("ent_coef", 0.4), ("norm_adv", False), ("vf_coef", 0.3))
-    }
+    assert seen["loss"] == {(0.3, 0.4, False, True)}  # c1, c2, norm_adv, clip_value_loss
+    assert seen["gae"] == {(0.9, 0.8)}
+
+
+def test_what_a_run_logs_is_what_happened(tmp_path, monkeypatch):
+    """Every scalar in TensorBoard, from the minibatches, the parameters, the table and the clock;
+    every row's seconds."""
+    clock = Clock(monkeypatch, ppo_atari)
+    game_settings, loss, update = ppo_atari.game_settings, ppo_atari.ppo_loss, ppo_atari.update
+    short = {"max_num_frames_per_episode": 160}
+    monkeypatch.setattr(ppo_atari, "game_settings", lambda env_id: game_settings(env_id) | short)
+    minibatches, expected = [], []
+
+    def spy_loss(logits, values, minibatch, clip_eps, *rest):
+        minus_objective, stats = loss(logits, values, minibatch, clip_eps, *rest)
+        leaves = list(net[0].parameters())
+        gradients = torch.autograd.grad(minus_objective, leaves, retain_graph=True)
+        norm = math.sqrt(sum(g.double().square().sum().item() for g in gradients))
+        reference = reference_loss(logits, values, minibatch, clip_eps.item(), *rest)[1]
+        minibatches.append((*reference, norm))
+        return minus_objective, stats
+
+    def spy_update(f, network, optimizer, batch, learning_rate, clip_eps, args):
+        net[:], minibatches[:] = [network], []
+        k = len(expected)
+        seconds = 0.5 + 0.25 * k  # each iteration is slower than the one before
+        clock.now += seconds
+        stats = update(f, network, optimizer, batch, learning_rate, clip_eps, args)
+        assert len(minibatches) == 4
+        parameters = torch.cat([p.detach().flatten() for p in network.parameters()]).double()
+        values, targets = batch.values[:-1].numpy(), batch.targets.numpy()
+        means = np.mean(minibatches, axis=0)
+        expected.append(dict(zip(ppo_atari.STATS, means, strict=True)) | {
+            "weight_norm": parameters.norm().item(), "learning_rate": 0.01 * (1 - k / 8),
+            "explained_variance": 1 - np.var(targets - values) / np.var(targets),
+            "steps_per_second": 32 / seconds,
+        })  # fmt: skip
+        return stats
+
+    net = []
+    monkeypatch.setattr(ppo_atari, "ppo_loss", spy_loss)
+    monkeypatch.setattr(ppo_atari, "update", spy_update)
+    flags = ("--num-envs 2 --num-steps 16 --minibatch-size 16 --num-epochs 2 --total-steps 256 "
+             "--learning-rate 0.01 --threads 1 --checkpoint-every 8")  # fmt: skip
+    ppo_atari.main([*flags.split(), "--run-dir", str(tmp_path / "run")])
+
+    with open(tmp_path / "run" / "episodes.csv") as file:
+        table = [{name: float(x) for name, x in row.items()} for row in csv.DictReader(file)]
+    assert len(table) == 6
+    scalars = events(tmp_path / "run")
+    assert set(scalars) == {*expected[0], "score"}
+    for k, values in enumerate(expected):
+        step = 32 * (k + 1)
+        seconds = sum(0.5 + 0.25 * j for j in range(k + 1))
+        new = [row for row in table if step - 32 < row["step"] <= step]
+        assert [row["seconds"] for row in new] == pytest.approx([seconds] * len(new), abs=0.051)
+        if returns := [row["return"] for row in table if row["step"] <= step]:
+            values["score"] = np.mean(returns)
+        for name, value in values.items():
+            [logged] = [e.value for e in scalars[name] if e.step == step]
+            assert logged == pytest.approx(value, rel=1e-3, abs=1e-5), (name, step)
+    assert any(0 < values["clip_fraction"] < 1 for values in expected)
+    assert len(scalars["score"]) == sum("score" in values for values in expected) < 8

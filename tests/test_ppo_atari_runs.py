@@ -1,19 +1,22 @@
 """ppo_atari.py as a user runs it: records, exact resume, evaluation, and what bad input gets."""
 
+import hashlib
 import json
 import os
 import pickle
 import re
 import shutil
 import signal
+import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from processes import Script, events, one_line, rows, same_run, wait_for_episodes
+from processes import Clock, Script, events, one_line, rows, same_run, wait_for_episodes
 
 import ppo_atari
 
@@ -26,6 +29,66 @@ SHORT_GAMES = (  # truncated after 40 steps, to see many games in little time
     "short = {'max_num_frames_per_episode': 160}\n"
     "ppo_atari.game_settings = lambda env_id: settings(env_id) | short\n"
 )
+
+
+def shorten_games(patch):
+    """SHORT_GAMES for runs in this process."""
+    settings = ppo_atari.game_settings
+    short = {"max_num_frames_per_episode": 160}
+    patch.setattr(ppo_atari, "game_settings", lambda env_id: settings(env_id) | short)
+
+
+@pytest.fixture
+def short_games(monkeypatch):
+    shorten_games(monkeypatch)
+
+
+def ctrl_c(patch, in_update):
+    """Ctrl-C in an update of a run in this process, which is the in_update-th."""
+    update, calls = ppo_atari.update, []
+
+    def interrupted(*args):
+        stats = update(*args)
+        calls.append(stats)
+        if len(calls) == in_update:
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("Ctrl-C is to end the run at once")
+        return stats
+
+    patch.setattr(ppo_atari, "update", interrupted)
+
+
+def interrupt(run_dir, *flags, in_update):
+    """A run of short games in this process, interrupted."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as leaving:
+        shorten_games(patch)
+        ctrl_c(patch, in_update)
+        SCRIPT.main(*flags, "--run-dir", run_dir)
+    assert leaving.value.code == 130
+
+
+def updates_of(patch, clock, seconds):
+    """Every update takes so many seconds on this clock."""
+    update = ppo_atari.update
+
+    def slow(*args):
+        clock.now += seconds
+        return update(*args)
+
+    patch.setattr(ppo_atari, "update", slow)
+
+
+@pytest.fixture(scope="module")
+def whole_and_interrupted(tmp_path_factory):
+    """Two runs of the same settings: a whole one of 20 iterations, and one interrupted in the 14th,
+    with a checkpoint of the 10th."""
+    folder = tmp_path_factory.mktemp("runs")
+    flags = [*SMALL, "--total-steps", 32 * 20, "--checkpoint-every", 10]
+    with pytest.MonkeyPatch.context() as patch:
+        shorten_games(patch)
+        SCRIPT.main(*flags, "--run-dir", folder / "whole")
+    interrupt(folder / "interrupted", *flags, in_update=14)
+    return folder / "whole", folder / "interrupted"
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +111,16 @@ def test_a_run_leaves_its_records(finished):
 
     config = json.loads((run_dir / "config.json").read_text())
     assert config["settings"]["num_envs"] == 2 and config["versions"]["torch"] == torch.__version__
-    assert len(config["sha256"]) == 64 and config["device"] == "cpu"
+    assert config["script"] == "ppo_atari.py" and config["device"] == "cpu"
+    assert config["sha256"] == hashlib.sha256(Path(ppo_atari.__file__).read_bytes()).hexdigest()
 
     text = (run_dir / "episodes.csv").read_text().splitlines()
     assert text[0] == "step,return,length,seconds" and len(text) > 4
     ends = [step for step, _, _ in rows(run_dir)]
     assert ends == sorted(ends) and ends[-1] <= 3200 and all(step % 2 == 0 for step in ends)
+    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    assert (checkpoint["iteration"], checkpoint["step"]) == (100, 3200)
+    assert [",".join(map(str, row)) for row in checkpoint["episodes"]] == text[1:]
 
     scalars = events(run_dir)
     others = {"weight_norm", "explained_variance", "learning_rate", "score", "steps_per_second"}
@@ -83,6 +150,95 @@ def test_the_picture_shows_games_and_the_paper(finished):
     assert (np.abs(picture - 127).max(-1) < 3).sum() > 200
 
 
+def test_the_published_scores_are_those_of_table_6():
+    assert ppo_atari.PUBLISHED_BY == "paper, after 10 million steps"
+    assert ppo_atari.PUBLISHED_SCORES == {
+        "BeamRiderNoFrameskip-v4": 1590.0, "BreakoutNoFrameskip-v4": 274.8,
+        "PongNoFrameskip-v4": 20.7, "QbertNoFrameskip-v4": 14293.3,
+        "SeaquestNoFrameskip-v4": 1204.5, "SpaceInvadersNoFrameskip-v4": 942.5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("env_id, line", [
+    ("BreakoutNoFrameskip-v4", ("paper, after 10 million steps: 274.8", 274.8)),
+    ("FreewayNoFrameskip-v4", None),
+])  # fmt: skip
+def test_the_picture_draws_each_episode_their_mean_and_the_published_score(
+    env_id, line, tmp_path, monkeypatch
+):
+    figures = []
+
+    class Figure(ppo_atari.Figure):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            figures.append(self)
+
+    monkeypatch.setattr(ppo_atari, "Figure", Figure)
+    args = SimpleNamespace(env_id=env_id, seed=7)
+    episodes = [(10 * k, float(k * k % 17), 5, 0.1) for k in range(1, 151)]
+    run = SimpleNamespace(args=args, episodes=episodes, run_dir=tmp_path)
+    ppo_atari.Run.draw(run)
+    [axes] = figures[0].axes
+    lines = {each.get_label(): each.get_xydata() for each in axes.lines}
+    returns = [row[1] for row in episodes]
+    means = [(10 * k, np.mean(returns[k - 100 : k])) for k in range(100, 151)]
+    np.testing.assert_array_equal(lines.pop("one episode"), [row[:2] for row in episodes])
+    np.testing.assert_allclose(lines.pop("mean of the last 100"), means)
+    assert {label: set(xy[:, 1]) for label, xy in lines.items()} == ({line[0]: {line[1]}} if line
+                                                                     else {})  # fmt: skip
+    assert env_id in axes.get_title() and "seed 7" in axes.get_title()
+    assert (tmp_path / "learning_curve.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("seconds, drawn", [(1, [7]), (3, [12, 21])])
+def test_the_picture_is_drawn_every_ten_seconds_at_most_and_at_the_end(
+    seconds, drawn, tmp_path, monkeypatch
+):
+    """7 iterations, each of which ends with a checkpoint."""
+    clock = Clock(monkeypatch, ppo_atari)
+    updates_of(monkeypatch, clock, seconds)
+    start, times = clock.now, {"draw": [], "save": []}
+
+    def spy(name, method):
+        def spied(run):
+            times[name].append(round(clock.now - start))
+            method(run)
+
+        monkeypatch.setattr(ppo_atari.Run, name, spied)
+
+    spy("draw", ppo_atari.Run.draw)
+    spy("save", ppo_atari.Run.save)
+    flags = [*SMALL, "--total-steps", 32 * 7, "--checkpoint-every", 1]
+    SCRIPT.main(*flags, "--run-dir", tmp_path / "run")
+    assert times == {"draw": drawn, "save": [k * seconds for k in range(8)]}
+    assert (tmp_path / "run" / "learning_curve.png").stat().st_size > 10_000
+
+
+def test_progress_is_a_line_every_30_seconds(tmp_path, monkeypatch, short_games, capsys):
+    """Where there is no terminal: 20 iterations of 7 seconds each."""
+    clock = Clock(monkeypatch, ppo_atari)
+    updates_of(monkeypatch, clock, 7)
+    SCRIPT.main(*SMALL, "--total-steps", 640, "--checkpoint-every", 20, "--run-dir", tmp_path / "r")
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = [line for line in out.splitlines() if "mean of last 100" in line]
+    seen = [re.search(r" (\d+)/640 \[(\d\d):(\d\d)<.*episode (\d+)", line) for line in lines]
+    seen = [tuple(map(int, match.groups())) for match in seen]
+    expected = [(step, *divmod(7 * step // 32, 60)) for step in (160, 320, 480, 640)]
+    assert sorted({each[:3] for each in seen}) == expected
+    ends = [step for step, _, _ in rows(tmp_path / "r")]
+    for step, _, _, count in seen:
+        assert count == sum(end <= step for end in ends)
+
+
+def test_progress_is_a_bar_in_a_terminal(tmp_path, monkeypatch, capsys):
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    SCRIPT.main(*SMALL, "--total-steps", 64, "--run-dir", tmp_path / "run")
+    out = "".join(capsys.readouterr())
+    assert re.search(r"\r100%\|.*\| 64/64 \[.*steps/s, episode 0, mean of last 100: nan\]", out)
+
+
 def test_what_is_compiled_does_not_depend_on_timings():
     """The script's import comes before that of torch, which reads the variable."""
     _, err = run("--help", before="import torch._inductor.config as inductor\n"
@@ -92,14 +248,6 @@ def test_what_is_compiled_does_not_depend_on_timings():
 
 def test_import_does_nothing():
     assert SCRIPT.import_does_nothing()
-
-
-@pytest.fixture
-def short_games(monkeypatch):
-    """SHORT_GAMES for runs in this process."""
-    settings = ppo_atari.game_settings
-    short = {"max_num_frames_per_episode": 160}
-    monkeypatch.setattr(ppo_atari, "game_settings", lambda env_id: settings(env_id) | short)
 
 
 def test_goal_score_stops_and_saves(tmp_path, short_games, capsys):
@@ -129,6 +277,9 @@ def test_best_is_the_best_policy_of_all(tmp_path, short_games, capsys):
             means[step] = np.mean([r for _, r, _ in table[done - 100 : done]])
     best = torch.load(run_dir / "best.pt", weights_only=True)
     assert len(means) > 2 and best["best"] == max(means.values()) == means[best["step"]]
+    for event in events(run_dir)["score"]:
+        done = [r for end, r, _ in table if end <= event.step]
+        assert event.value == pytest.approx(np.mean(done[-100:]), rel=1e-6)
     capsys.readouterr()
     ppo_atari.main(["--evaluate", str(run_dir), "--episodes", "1"])
     assert f"policy of step {best['step']:,}" in capsys.readouterr().out
@@ -155,6 +306,8 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     died = {"status": -signal.SIGKILL, "before": SHORT_GAMES + half_written}
     run(*flags, "--run-dir", broken, **died)
     assert (broken / "checkpoint.pt.tmp").exists()
+    before = torch.load(broken / "checkpoint.pt", weights_only=True)  # the one before is whole
+    assert before["iteration"] in range(9, 72, 9)
     kills = 0
     while True:
         size = os.path.getsize(broken / "episodes.csv")
@@ -172,11 +325,57 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
         with open(broken / "episodes.csv", "a") as file:
             file.write("99999,1")  # a row cut short
     assert kills >= 1 and same_run(tmp_path / "whole", broken)
-    first, second = (
-        [(e.step, e.value) for e in events(tmp_path / d)["value_loss"]] for d in ("whole", "broken")
-    )
-    assert first == second  # and TensorBoard shows each step once
+    assert same_scalars(tmp_path / "whole", broken)
     assert not (broken / "checkpoint.pt.tmp").exists()
+
+
+def same_scalars(a, b):
+    """TensorBoard shows each step once, and the same values but for the speed."""
+    first, second = (
+        {name: [(e.step, e.value) for e in scalars] for name, scalars in events(d).items()
+         if name != "steps_per_second"} for d in (a, b)
+    )  # fmt: skip
+    assert first == second != {}
+    return True
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_tensorboard_shows_each_step_once_after_a_resume(after, tmp_path, short_games):
+    """Interrupted when one iteration had been logged since the checkpoint; and in the iteration
+    after that in which the first episodes ended."""
+    run_dir = tmp_path / "run"
+    interrupt(run_dir, *SMALL, "--total-steps", 160, "--checkpoint-every", 5, in_update=after + 1)
+    assert len(events(run_dir)["entropy"]) == after
+    assert ("score" in events(run_dir)) == (after == 3)
+    SCRIPT.main("--resume", run_dir)
+    for name, scalars in events(run_dir).items():
+        first = 96 if name == "score" else 32
+        assert [e.step for e in scalars] == list(range(first, 161, 32)), name
+
+
+@pytest.mark.parametrize("damage", ["lost", "shortened", "foreign", "longer"])
+def test_resuming_writes_the_table_anew(damage, whole_and_interrupted, tmp_path, short_games):
+    """Whatever has become of episodes.csv: it is made from the checkpoint, byte for byte but for
+    the seconds of the episodes that came after it."""
+    whole, interrupted = whole_and_interrupted
+    run_dir, path = tmp_path / "run", tmp_path / "run" / "episodes.csv"
+    shutil.copytree(interrupted, run_dir)
+    contents = path.read_bytes()
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_bytes({"shortened": contents[:-50], "foreign": b"\xff\x00 no table",
+                          "longer": contents * 30}[damage])  # fmt: skip
+    assert SCRIPT.main("--resume", run_dir) is None
+    first, second = (
+        [line.rpartition(b",") for line in (d / "episodes.csv").read_bytes().split(b"\n")]
+        for d in (whole, run_dir)
+    )
+    assert [line[:2] for line in first] == [line[:2] for line in second]
+    count = len(torch.load(interrupted / "checkpoint.pt", weights_only=True)["episodes"])
+    kept = contents.split(b"\n")[: count + 1]
+    assert count > 4 and [b"".join(line) for line in second[: count + 1]] == kept
+    assert same_run(whole, run_dir) and same_scalars(whole, run_dir)
 
 
 @pytest.mark.slow
@@ -188,7 +387,8 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     )
 ])  # fmt: skip
 def test_an_interrupted_run_resumes_bit_for_bit_on_any_machine(machine, tmp_path):
-    """Interrupted two iterations after a checkpoint. CUDA graphs are used, or it is an error."""
+    """Interrupted in the second iteration after a checkpoint. CUDA graphs are used, or it is an
+    error."""
     flags = [*SMALL, *machine.split(), "--total-steps", 32 * 20, "--checkpoint-every", 10]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     before = SHORT_GAMES
@@ -204,7 +404,8 @@ def test_an_interrupted_run_resumes_bit_for_bit_on_any_machine(machine, tmp_path
         "    return update(*args)\n"
         "ppo_atari.update = interrupted\n"
     )
-    run(*flags, "--run-dir", broken, status=130, before=before + interrupt)
+    _, err = run(*flags, "--run-dir", broken, status=130, before=before + interrupt)
+    assert one_line(err, f"--resume {broken}")
     assert torch.load(broken / "checkpoint.pt", weights_only=True)["iteration"] == 10
     run("--resume", broken, before=before)
     assert same_run(whole, broken)
@@ -232,25 +433,40 @@ def test_seeds_make_different_runs(tmp_path):
     assert not torch.equal(nets[0]["trunk.0.weight"], nets[1]["trunk.0.weight"])
 
 
-def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
+@pytest.mark.parametrize("ignoring_ctrl_c", [False, True])
+def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(ignoring_ctrl_c, tmp_path):
+    """Also in a run that a shell's `&` started, with SIGINT ignored, by kill -INT."""
     run_dir = tmp_path / "run"
-    process = start(*SMALL, "--total-steps", 10**6, "--run-dir", run_dir)
+    process = start(*SMALL, "--total-steps", 10**6, "--run-dir", run_dir,
+                    ignoring_ctrl_c=ignoring_ctrl_c)  # fmt: skip
     wait_for_episodes(process, run_dir)
-    os.remove(run_dir / "learning_curve.png")
+    (run_dir / "learning_curve.png").unlink(missing_ok=True)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert one_line(err, f"ppo_atari.py --resume {run_dir}")
     assert (run_dir / "learning_curve.png").stat().st_size > 10_000
     assert (run_dir / "episodes.csv").read_text().endswith("\n")
-    assert events(run_dir)["score"][-1].value == pytest.approx(
-        np.mean([r for _, r, _ in rows(run_dir)][-100:])
+    last = events(run_dir)["score"][-1]
+    assert last.value == pytest.approx(
+        np.mean([r for step, r, _ in rows(run_dir) if step <= last.step][-100:])
     )
     torch.load(run_dir / "checkpoint.pt", weights_only=True)
 
 
-def test_a_second_ctrl_c_does_not_wait(tmp_path, capsys, monkeypatch):
-    assert SCRIPT.interrupted_twice(capsys, monkeypatch, tmp_path / "run", *SMALL)
+def test_ctrl_c_in_an_update_ends_the_run_which_resumes_bit_for_bit(
+    whole_and_interrupted, tmp_path, capsys, monkeypatch, short_games
+):
+    """The iteration is not finished: its update is lost, and done again when resuming."""
+    run_dir = tmp_path / "run"
+    flags = [*SMALL, "--total-steps", 32 * 20, "--checkpoint-every", 10]
+    assert SCRIPT.interrupted(capsys, monkeypatch, run_dir, *flags, in_update=13)
+    assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 10
+    steps = [e.step for e in events(run_dir)["entropy"]]
+    assert steps == list(range(32, 32 * 12 + 1, 32))
+    SCRIPT.main("--resume", run_dir)
+    assert same_run(whole_and_interrupted[0], run_dir)
+    assert same_scalars(whole_and_interrupted[0], run_dir)
 
 
 # ---------------------------------------------------------------------------------- Evaluation
@@ -276,8 +492,8 @@ def test_evaluate_plays_the_policy_that_it_was_given(finished, tmp_path, capsys)
     checkpoint = torch.load(finished[0] / "checkpoint.pt", weights_only=True)
     outcomes = []
     for action in (0, 3):
-        checkpoint["net"]["policy.weight"].zero_()
-        checkpoint["net"]["policy.bias"] = 50.0 * torch.nn.functional.one_hot(
+        checkpoint["net"]["policy_head.weight"].zero_()
+        checkpoint["net"]["policy_head.bias"] = 50.0 * torch.nn.functional.one_hot(
             torch.tensor(action), 4
         )
         torch.save(checkpoint, tmp_path / "x.pt")
@@ -292,31 +508,33 @@ def test_evaluate_plays_the_policy_that_it_was_given(finished, tmp_path, capsys)
 
 @pytest.mark.parametrize("flags, words", [
     (["--env-id", "NoSuchGame-v4"], ["--env-id", "NoSuchGame"]),
-    (["--env-id", "CartPole-v1"], ["--env-id", "not an Atari game"]),
-    (["--minibatch-size", "300"], ["--minibatch-size", "1024"]),
-    (["--minibatch-size", "0"], ["--minibatch-size", "at least 1"]),
-    (["--total-steps", "1000"], ["--total-steps", "1024"]),
-    (["--num-envs", "0"], ["--num-envs", "at least 1"]),
+    (["--env-id", "CartPole-v1"], ["--env-id", "need an Atari game"]),
+    (["--minibatch-size", "300"], ["--minibatch-size 300", "1024"]),
+    (["--minibatch-size", "0"], ["--minibatch-size 0", "need a number at least 1"]),
+    (["--total-steps", "1000"], ["--total-steps 1000", "1024"]),
+    (["--num-envs", "0"], ["--num-envs 0", "need a number at least 1"]),
     (["--num-envs", "two"], ["--num-envs", "two"]),
-    (["--gamma", "1.01"], ["--gamma", "from 0 to 1"]),
-    (["--gae-lambda", "nan"], ["--gae-lambda", "nan"]),
-    (["--learning-rate", "-1"], ["--learning-rate", "at least 0"]),
-    (["--learning-rate", "inf"], ["--learning-rate", "inf"]),
-    (["--clip-eps", "-0.1"], ["--clip-eps"]),
-    (["--seed", "-1"], ["--seed"]),
+    (["--gamma", "1.01"], ["--gamma 1.01", "need a number from 0 to 1"]),
+    (["--gae-lambda", "nan"], ["--gae-lambda nan", "need a number from 0 to 1"]),
+    (["--learning-rate", "-1"], ["--learning-rate -1", "need a number at least 0"]),
+    (["--learning-rate", "inf"], ["--learning-rate inf", "need a number at least 0"]),
+    (["--clip-eps", "-0.1"], ["--clip-eps -0.1", "need a number at least 0"]),
+    (["--seed", "-1"], ["--seed -1", "need a number from 0 to"]),
     (["--network", "resnet"], ["--network", "paper", "nature"]),
-    (["--threads", "0"], ["--threads"]),
-    (["--threads", "100000"], ["--threads", "from 1 to 1024"]),
+    (["--threads", "0"], ["--threads 0", "need a number from 1 to 1024"]),
+    (["--threads", "100000"], ["--threads 100000", "need a number from 1 to 1024"]),
     (["--no-such-flag"], ["--no-such-flag"]),
+    (["--goal-score", "nan"], ["--goal-score nan", "need a number"]),
     (["--render"], ["--render", "--evaluate"]),
+    (["--episodes", "3"], ["--episodes", "--evaluate"]),
     (["--evaluate", "RUN", "--render", "--video"], ["--render", "--video"]),
-    (["--evaluate", "RUN", "--threads", "1"], ["--threads"]),
-    (["--resume", ""], ["--resume", "No such file"]),
-    (["--seed", str(2**64)], ["--seed"]),
-    (["--resume", "DIR/none"], ["--resume", "DIR/none"]),
-    (["--evaluate", "DIR/none"], ["--evaluate", "DIR/none"]),
-    (["--run-dir", "DIR"], ["--run-dir", "DIR", "exists"]),
-    (["--run-dir", "DIR/file/run"], ["--run-dir", "DIR/file/run"]),
+    (["--evaluate", "RUN", "--threads", "1"], ["--threads", "leave it out"]),
+    (["--resume", ""], ["--resume", "No such file", "need a whole checkpoint of ppo_atari.py"]),
+    (["--seed", str(2**64)], ["--seed", f"from 0 to {2**63 - 1}"]),
+    (["--resume", "DIR/none"], ["--resume", "DIR/none", "need a whole checkpoint"]),
+    (["--evaluate", "DIR/none"], ["--evaluate", "DIR/none", "need a whole checkpoint"]),
+    (["--run-dir", "DIR"], ["DIR", "exists", "need", "new", "--run-dir"]),
+    (["--run-dir", "DIR/file/run"], ["DIR/file/run", "need", "new", "--run-dir"]),
 ])  # fmt: skip
 def test_bad_input_gets_one_line_and_status_2(
     flags, words, finished, tmp_path, capsys, monkeypatch
@@ -340,36 +558,46 @@ class Evil:
         return os.mkdir, ("evil",)
 
 
-@pytest.mark.parametrize("task", ["resume", "evaluate"])
-@pytest.mark.parametrize("kind, word", [
-    ("cut short", "whole"), ("cut to 1000 bytes", "whole"), ("empty", "whole"),
-    ("code", "plain data"), ("foreign", "not a checkpoint"), ("short table", "shorter"),
-    ("policy", "policy alone"), ("other script", "not a checkpoint of ppo_atari.py"),
+@pytest.mark.parametrize("task, kind, word", [
+    *((task, kind, word) for task in ("resume", "evaluate") for kind, word in [
+        ("cut short", ""), ("cut to 1000 bytes", ""), ("empty", ""), ("code", "plain data"),
+        ("foreign", ""), ("nothing but tensors", ""), ("other script", "dqn.py"),
+        ("no settings", "holds ppo_atari.py's"), ("no net", "holds ppo_atari.py's"),
+    ]),
+    ("resume", "no optimizer", "holds ppo_atari.py's"),
+    ("resume", "no episodes", "holds ppo_atari.py's"),
 ])  # fmt: skip
 def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypatch):
+    """They are refused, and all that is there stays as it was."""
     monkeypatch.chdir(tmp_path)
-    whole = (finished[0] / "checkpoint.pt").read_bytes()
-    path = tmp_path / "checkpoint.pt"
-    left = ["checkpoint.pt"]
-    if kind in ("short table", "policy"):
-        if task == "evaluate":
-            pytest.skip("these can be evaluated")
-        checkpoint = torch.load(finished[0] / "checkpoint.pt", weights_only=True)
-        if kind == "policy":
-            del checkpoint["optimizer"]
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished[0], run_dir, ignore=shutil.ignore_patterns("videos"))
+    path = run_dir / "checkpoint.pt"
+    whole, checkpoint = path.read_bytes(), torch.load(path, weights_only=True)
+    if kind.startswith("no "):
+        del checkpoint[kind.removeprefix("no ")]
         torch.save(checkpoint, path)
-        (tmp_path / "episodes.csv").write_text("step,return,length,seconds\n")
-        left.append("episodes.csv")
-    elif kind == "other script":
-        torch.save(torch.load(finished[0] / "checkpoint.pt") | {"script": "dqn.py"}, path)
-    elif kind == "foreign":
-        torch.save([1, 2, 3], path)
+    elif kind in ("foreign", "nothing but tensors", "other script"):
+        contents = {"foreign": [1, 2, 3], "nothing but tensors": checkpoint["net"],
+                    "other script": checkpoint | {"script": "dqn.py"}}[kind]  # fmt: skip
+        torch.save(contents, path)
     else:
         path.write_bytes({"cut short": whole[: len(whole) // 2], "empty": b"",
                           "cut to 1000 bytes": whole[:1000],
                           "code": pickle.dumps(Evil())}[kind])  # fmt: skip
-    assert refused(capsys, 2, [f"--{task}", tmp_path], f"--{task}", tmp_path, word)
-    assert sorted(p.name for p in tmp_path.iterdir()) == left
+    before = {p.name: p.read_bytes() for p in run_dir.iterdir()}
+    need = "need a whole checkpoint of ppo_atari.py, of plain data"
+    assert refused(capsys, 2, [f"--{task}", run_dir], f"--{task}", path, need, word)
+    assert {p.name: p.read_bytes() for p in run_dir.iterdir()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("missing", ["optimizer", "episodes"])
+def test_evaluating_needs_the_policy_alone(missing, finished, tmp_path):
+    checkpoint = torch.load(finished[0] / "checkpoint.pt", weights_only=True)
+    del checkpoint[missing]
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    assert len(SCRIPT.main("--evaluate", tmp_path, "--episodes", 1)) == 1
 
 
 @pytest.mark.parametrize(
@@ -406,18 +634,18 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
 def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_whole(limit, tmp_path):
     """No file may grow beyond 5 MB: Adam's state no longer fits after the first update. Beyond 4 kB
     (once the first checkpoint is written): the table and TensorBoard's events do not."""
-    late = "save = ppo_atari.Records.save\ndef limited(*args):\n    save(*args)\n    limit()\n"
+    late = "save = ppo_atari.Run.save\ndef limited(*args):\n    save(*args)\n    limit()\n"
     before = (
         "import resource\n"
         f"def limit(): resource.setrlimit(resource.RLIMIT_FSIZE, ({limit},) * 2)\n"
-        + (f"{late}ppo_atari.Records.save = limited\n" if limit == 4_000 else "limit()\n")
+        + (f"{late}ppo_atari.Run.save = limited\n" if limit == 4_000 else "limit()\n")
         + SHORT_GAMES
     )
     run_dir = tmp_path / "run"
     every = 4 if limit == 5_000_000 else 1000
     flags = [*SMALL, "--total-steps", 32 * 300, "--checkpoint-every", every, "--run-dir", run_dir]
     _, err = run(*flags, before=before, status=1)
-    assert one_line(err, run_dir, "File too large")
+    assert one_line(err, "iteration", "File too large", "last checkpoint", run_dir)
     assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 0
 
 
@@ -446,7 +674,7 @@ def test_compile_gives_the_same_loss_and_runs(tmp_path):
         frames=torch.randint(0, 256, (32, 84, 84, 4), dtype=torch.uint8),
         actions=torch.randint(0, 4, (32,)), log_probs=torch.full((32,), -1.4),
         values=torch.zeros(32), advantages=torch.randn(32), targets=torch.randn(32),
-        by_policy=(torch.arange(32) > 3).float(),
+        policy_mask=(torch.arange(32) > 3).float(),
     )  # fmt: skip
 
     def loss(minibatch, clip_eps):

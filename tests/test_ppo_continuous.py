@@ -1,6 +1,7 @@
 """The parts of ppo_continuous.py against independent references: torch.distributions, definitions
 written out, numpy, sampling, and probe tasks with a known answer."""
 
+import copy
 import functools
 import math
 from types import SimpleNamespace
@@ -18,8 +19,9 @@ from ppo_continuous import (
     Categorical,
     Environments,
     Gaussian,
+    Penalty,
     RunningMoments,
-    adapt_beta,
+    explained_variance,
     gae,
     make_batch,
     ppo_loss,
@@ -51,6 +53,11 @@ def test_a_task_has_its_settings_and_a_flag_wins(env_id):
     assert args["num_steps"] == 64 and args["learning_rate"] == own.get("learning_rate", 3e-4)
 
 
+def test_the_number_of_iterations_is_that_of_whole_rollouts():
+    args = settings("--num-envs", "3", "--num-steps", "64", "--total-steps", "1000")
+    assert (args.batch_size, args.num_iterations) == (192, 5)
+
+
 # --------------------------------------------------------------------------------- Environment
 
 
@@ -60,7 +67,7 @@ def test_environments_play_as_gymnasium(env_id):
     envs = Environments(env_id, 2, gamma=0.9)
     envs.reset(seed=4)
     twins = [gym.make(env_id) for _ in range(2)]
-    seen = [env.reset(seed=ppo_continuous.seed_of(4, n))[0] for n, env in enumerate(twins)]
+    seen = [env.reset(seed=ppo_continuous.derive_seed(4, n))[0] for n, env in enumerate(twins)]
     rng, scores, expected_finished, finished = np.random.default_rng(0), [0.0, 0.0], [], []
     discounted = [0.0, 0.0]
     for _ in range(450):
@@ -289,6 +296,18 @@ def test_targets_at_a_time_limit_and_at_an_end(env_id, value):
             torch.testing.assert_close(batch.targets[0], torch.full((2,), value), rtol=1e-4, atol=0)
 
 
+def test_explained_variance_is_the_share_that_the_values_account_for():
+    rng = np.random.default_rng(0)
+    targets, values = rng.normal(size=(2, 40, 3))
+    batch = SimpleNamespace(
+        targets=torch.tensor(targets), advantages=torch.tensor(targets - values)
+    )
+    expected = 1 - np.var(targets - values) / np.var(targets)
+    assert explained_variance(batch) == pytest.approx(expected) and abs(expected) > 0.1
+    batch.advantages = torch.full((40, 3), 7.0)  # values that miss by a constant
+    assert explained_variance(batch) == pytest.approx(1)
+
+
 def test_rewards_are_scaled_by_the_std_of_discounted_returns():
     envs = Environments("Ends-v0", 2, 0.9)
     envs.reset(1)
@@ -379,40 +398,63 @@ def test_loss_and_gradient_are_eq_9(kind, objective, norm_adv, c2):
             assert tensor.grad.view(-1)[k].item() == pytest.approx(slope, abs=2e-7)
 
 
-def test_the_adaptive_beta_at_its_borders():
-    target = 0.015
-    assert adapt_beta(4.0, 0.0, target) == adapt_beta(4.0, 0.00999, target) == 2.0
-    assert adapt_beta(4.0, target / 1.5, target) == adapt_beta(4.0, target * 1.5, target) == 4.0
-    assert adapt_beta(4.0, 0.012, target) == 4.0
-    assert adapt_beta(4.0, 0.02251, target) == adapt_beta(4.0, 9.0, target) == 8.0
+@pytest.mark.parametrize("kl, beta", [
+    (0.0, 2.0), (0.00999, 2.0), (0.015 / 1.5, 4.0), (0.012, 4.0), (0.015 * 1.5, 4.0),
+    (0.02251, 8.0), (9.0, 8.0),
+])  # fmt: skip
+def test_the_adaptive_beta_at_its_borders(kl, beta):
+    """For a target of 0.015; and again from where it has got to."""
+    penalty = Penalty(4.0)
+    assert penalty.beta.shape == () and not penalty.beta.requires_grad
+    for factor in (1, beta / 4):
+        penalty.adapt(kl, 0.015)
+        assert penalty.beta.item() == beta * factor
+    restored = Penalty(1.0)
+    restored.load_state_dict(penalty.state_dict())
+    assert restored.beta.item() == beta * beta / 4
 
 
 def test_annealing():
-    both, rate, none = (settings("--anneal", a) for a in ("both", "learning-rate", "none"))
+    flags = ["--num-envs", "1", "--num-steps", "64", "--total-steps", "64000"]
+    both, rate, none = (settings(*flags, "--anneal", a) for a in ("both", "learning-rate", "none"))
     alpha = both.learning_rate
-    assert ppo_continuous.anneal(both, 250, 1000) == pytest.approx((0.75 * alpha, 0.15))
-    assert ppo_continuous.anneal(rate, 250, 1000) == pytest.approx((0.75 * alpha, 0.2))
-    assert ppo_continuous.anneal(none, 250, 1000) == pytest.approx((alpha, 0.2))
+    assert ppo_continuous.anneal(both, 250) == pytest.approx((0.75 * alpha, 0.15))
+    assert ppo_continuous.anneal(rate, 250) == pytest.approx((0.75 * alpha, 0.2))
+    assert ppo_continuous.anneal(none, 250) == pytest.approx((alpha, 0.2))
+    assert ppo_continuous.anneal(both, 0) == (alpha, 0.2)
 
 
 class UpdateLog:
-    """Runs `update` on a rollout of CartPole or Pendulum and keeps what each minibatch gave."""
+    """Runs `update` on a rollout of CartPole or Pendulum and keeps what each minibatch gave.
 
-    def __init__(self, *flags, env_id="Pendulum-v1", spoil=None):
-        args = settings("--env-id", env_id, "--num-envs", "4", "--num-steps", "16",
-                        "--minibatch-size", "16", "--objective", "kl-fixed", *flags)  # fmt: skip
+    grad_norms: of ppo_loss on each minibatch, at the network as it was then
+    """
+
+    def __init__(self, *flags, env_id="Pendulum-v1", spoil=None, rate=1e-3, clip_eps=0.2, beta=1.0):
+        self.args = args = settings(
+            "--env-id", env_id, "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "16",
+            *(["--objective", "kl-fixed"] if "--objective" not in flags else []), *flags,
+        )  # fmt: skip
         torch.manual_seed(0)
         envs = Environments(env_id, 4, args.gamma)
         envs.reset(1)
         self.net = ActorCritic(envs.obs.shape[1], envs.action_space, orthogonal=False)
-        optimizer = torch.optim.Adam(self.net.parameters(), 1e-3, fused=True)
-        batch = make_batch(16, envs)
+        # the step size that Adam begins with is not the one to be taken
+        self.optimizer = torch.optim.Adam(self.net.parameters(), torch.tensor(9.0), fused=True)
+        self.batch = batch = make_batch(16, envs)
         rollout(envs, self.net, batch)
         batch.targets = targets = torch.randn(16, 4)
         batch.advantages = targets - batch.values[:-1]
         self.targets, self.seen, self.ratios, self.kls = targets.flatten(), [], [], []
+        self.grad_norms = []
 
-        def gradient_step(net, optimizer, minibatch, *rest):
+        def gradient_step(net, optimizer, minibatch, clip_eps, beta, args):
+            twin = copy.deepcopy(net)
+            pi, values = twin(minibatch.obs)
+            ppo_loss(pi, values, minibatch, args.objective, clip_eps, beta, args.vf_coef,
+                     args.ent_coef, args.norm_adv).backward()  # fmt: skip
+            squares = [p.grad.square().sum().item() for p in twin.parameters()]
+            self.grad_norms.append(math.sqrt(sum(squares)))
             with torch.no_grad():
                 pi = net.pi(minibatch.obs)
             self.seen.append(minibatch.targets)
@@ -420,13 +462,75 @@ class UpdateLog:
             self.ratios.append((pi.log_prob(minibatch.actions) - minibatch.log_probs).exp())
             if spoil:
                 minibatch.targets = minibatch.targets * spoil
-            return ppo_continuous.gradient_step(net, optimizer, minibatch, *rest)
+            return ppo_continuous.gradient_step(net, optimizer, minibatch, clip_eps, beta, args)
 
         self.old = batch.pi
-        self.stats = ppo_continuous.update(gradient_step, self.net, optimizer, batch, 0.2, 1.0,
-                                           args)  # fmt: skip
+        self.stats = ppo_continuous.update(gradient_step, self.net, self.optimizer, batch, rate,
+                                           clip_eps, torch.tensor(beta), args)  # fmt: skip
         with torch.no_grad():
-            self.new = self.net.pi(batch.obs)
+            self.new, self.values = self.net(batch.obs)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("objective", ["clip", "kl-adaptive", "kl-fixed", "none"])
+def test_update_says_what_happened(env_id, objective):
+    """Every number it returns, after torch.distributions and numpy, sample by sample."""
+    log = UpdateLog("--objective", objective, "--num-epochs", "2", "--max-grad-norm", "0.3",
+                    env_id=env_id, rate=2e-2, clip_eps=0.15, beta=0.7)  # fmt: skip
+    batch = log.batch
+    actions = batch.actions.flatten(0, 1)
+    if env_id == "CartPole-v1":
+        old, new = (torch.distributions.Categorical(logits=pi.log_pi) for pi in (log.old, log.new))
+    else:
+        old, new = (
+            torch.distributions.Independent(
+                torch.distributions.Normal(pi.mean, pi.log_std.exp()), 1
+            )
+            for pi in (log.old, log.new)
+        )
+    ratios = (new.log_prob(actions) - old.log_prob(actions)).exp().tolist()
+    kls = torch.distributions.kl_divergence(old, new).tolist()
+    advantages, targets = batch.advantages.flatten().tolist(), log.targets.tolist()
+    gains, outside = [], {"below": 0, "above": 0}
+    for ratio, kl, advantage in zip(ratios, kls, advantages, strict=True):
+        gain = ratio * advantage
+        if objective == "clip":
+            gain = min(gain, min(max(ratio, 0.85), 1.15) * advantage)
+        elif objective != "none":
+            gain -= 0.7 * kl
+        gains.append(gain)
+        outside["below"] += ratio < 0.85
+        outside["above"] += ratio > 1.15
+    errors = [(v - target) ** 2 for v, target in zip(log.values.tolist(), targets, strict=True)]
+    weights = torch.cat([p.detach().flatten() for p in log.net.parameters()])
+    expected = {
+        "kl": np.mean(kls),
+        "clip_fraction": sum(outside.values()) / 64,
+        "policy_loss": -np.mean(gains),
+        "value_loss": np.mean(errors),
+        "entropy": new.entropy().mean().item(),
+        "grad_norm": np.mean(log.grad_norms),  # before it is clipped
+        "weight_norm": weights.double().square().sum().sqrt().item(),
+        "explained_variance": 1 - np.var(advantages) / np.var(targets),
+        "beta": 0.7,
+        "learning_rate": 2e-2,
+    }
+    assert log.stats.keys() == expected.keys()
+    for name, value in expected.items():
+        assert type(log.stats[name]) is float, name
+        assert log.stats[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+    assert min(outside.values()) > 0 and sum(outside.values()) < 64
+    assert len(log.grad_norms) == 8 and min(log.grad_norms) > 0.3
+
+
+@pytest.mark.parametrize("rate", [0.0, 1e-3])
+def test_update_takes_steps_of_the_size_that_it_is_given(rate):
+    """Adam moves no weight by much more than its step size, and with none it moves nothing."""
+    log, still = UpdateLog("--num-epochs", "1", rate=rate), UpdateLog("--num-epochs", "1", rate=0.0)
+    pairs = zip(log.net.parameters(), still.net.parameters(), strict=True)
+    moved = max((one - other).abs().max().item() for one, other in pairs)
+    assert log.optimizer.param_groups[0]["lr"].item() == pytest.approx(rate)
+    assert (moved > rate) == (rate > 0) and moved <= 4.01 * rate
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
@@ -566,7 +670,7 @@ def test_a_run_takes_in_every_observation_and_adapts_beta(flag, count, tmp_path)
                    flag)  # fmt: skip
     assert net.obs_moments.count == count
     checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
-    assert checkpoint["beta"] == 0.25
+    assert checkpoint["penalty"]["beta"] == 0.25
 
 
 def test_what_a_reset_shows_is_checked():
@@ -585,7 +689,11 @@ def test_adam_takes_the_annealed_step_size(anneal, share, tmp_path):
     assert float(checkpoint["optimizer"]["param_groups"][0]["lr"]) == pytest.approx(1e-3 * share)
 
 
-def test_help_shows_a_default_of_0():
-    assert "c2 of Eq. 9 (default: 0.0)" in " ".join(
-        ppo_continuous.make_parser().format_help().split()
-    )
+def test_help_ends_with_each_default():
+    """Of 0 too, and of a switch that is on."""
+    helps = {action.dest: action.help for action in ppo_continuous.make_parser()._actions}
+    for name, (_, default, *_) in ppo_continuous.ROWS.items():
+        if default is not None and default is not False:
+            said = f"{default:_}" if type(default) is int else str(default)
+            assert helps[name].rstrip(")]").split()[-1].lstrip("([") == said
+    assert helps["ent_coef"].rstrip(")]").endswith("0.0")

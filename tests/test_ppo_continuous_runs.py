@@ -15,6 +15,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from PIL import Image
 from processes import (
     Script,
+    event_records,
     events,
     kill_after_a_checkpoint,
     one_line,
@@ -66,28 +67,44 @@ def test_a_run_leaves_its_records(finished):
         "beta", "clip_fraction", "entropy", "explained_variance", "grad_norm", "kl",
         "learning_rate", "policy_loss", "score", "steps_per_second", "value_loss", "weight_norm",
     }  # fmt: skip
-    assert [e.step for e in scalars["kl"]] == list(range(64, 6401, 64))
+    for name in scalars.keys() - {"score"}:  # which there is none of before an episode is over
+        assert [e.step for e in scalars[name]] == list(range(64, 6401, 64))
+    assert len([record for record in event_records(run_dir) if record.HasField("summary")]) == 100
     rates = [e.value for e in scalars["learning_rate"]]
     assert rates == pytest.approx([1e-4 * (1 - k / 100) for k in range(100)])
+    for e in scalars["score"]:
+        last = [score for step, score, _ in table if step <= e.step][-100:]
+        assert e.value == pytest.approx(np.mean(last))
+    assert len(scalars["score"]) > 97
+    assert all(1 < e.value < 1e6 for e in scalars["steps_per_second"])
 
     picture = np.asarray(Image.open(run_dir / "learning_curve.png").convert("RGB")).astype(int)
     assert picture.shape == (540, 960, 3)
     assert ((picture[..., 2] - picture[..., 0]) > 30).sum() > 20
 
 
+def test_tensorboard_has_what_update_returned(tmp_path, monkeypatch):
+    assert SCRIPT.tensorboard_has_what_update_returned(
+        monkeypatch, tmp_path / "run", *SMALL, "--objective", "kl-adaptive", "--total-steps", 320
+    )
+
+
 def test_the_picture_has_the_published_score(tmp_path):
-    """With the line's grey where the task has one."""
+    """With the line's grey where the task has one, and its words in the legend."""
     greys = []
     for env_id in ("CartPole-v1", "Hopper-v5"):
-        args, _ = ppo_continuous.parse_args(
-            ["--env-id", env_id, "--run-dir", str(tmp_path / env_id)]
-        )
-        records = ppo_continuous.Records(args, None)
-        records.draw()
-        records.close()
-        image = Image.open(tmp_path / env_id / "learning_curve.png").convert("RGB")
+        run_dir = tmp_path / env_id
+        args, _ = ppo_continuous.parse_args(["--env-id", env_id, "--run-dir", str(run_dir)])
+        with ppo_continuous.Run(args, None, net=torch.nn.Linear(1, 1)) as run:
+            run.draw()
+        image = Image.open(run_dir / "learning_curve.png").convert("RGB")
         greys.append((np.abs(np.asarray(image).astype(int) - 127).max(-1) < 3).sum())
     assert greys[0] < 150 < greys[1] - greys[0]
+
+
+def test_the_picture_is_redrawn_every_ten_seconds_at_most(tmp_path, monkeypatch):
+    """Of a run whose iterations take 4 seconds each, saved after every one; and at its end."""
+    assert SCRIPT.pictures_of_a_slow_run(monkeypatch, tmp_path / "run", *SMALL) == [3, 6, 8]
 
 
 def test_import_does_nothing():
@@ -117,8 +134,8 @@ def test_goal_score_stops_and_saves(tmp_path, capsys):
 ])  # fmt: skip
 def test_a_killed_run_resumes_bit_for_bit(flags, tmp_path, capsys):
     """SIGKILL at a random moment, once the second checkpoint is written."""
-    flags = [*SMALL, *flags, "--total-steps", str(64 * 60), "--checkpoint-every", "7"]
-    ppo_continuous.main([*flags, "--run-dir", str(tmp_path / "whole")])
+    flags = [*SMALL, *flags, "--total-steps", 64 * 60, "--checkpoint-every", 7]
+    SCRIPT.main(*flags, "--run-dir", tmp_path / "whole")
     broken = tmp_path / "broken"
     process = start(*flags, "--run-dir", broken)
     kill_after_a_checkpoint(process, broken)
@@ -131,7 +148,7 @@ def test_a_killed_run_resumes_bit_for_bit(flags, tmp_path, capsys):
     ppo_continuous.main(["--resume", str(broken)])
     assert same_run(tmp_path / "whole", broken)
     if "kl-adaptive" in flags:
-        assert torch.load(path, weights_only=True)["beta"] != 1
+        assert torch.load(path, weights_only=True)["penalty"]["beta"] != 1
 
 
 def test_resume_of_a_finished_run_says_so_and_can_be_prolonged(finished, capsys):
@@ -144,22 +161,82 @@ def test_resume_of_a_finished_run_says_so_and_can_be_prolonged(finished, capsys)
     assert rows(run_dir)[: len(before)] == before and len(rows(run_dir)) > len(before)
 
 
-def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
+SHORT = [*SMALL, "--objective", "kl-adaptive", "--kl-target", "1e-4", "--total-steps", "768",
+         "--checkpoint-every", "3"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of 12 iterations that nothing interrupts."""
+    run_dir = tmp_path_factory.mktemp("runs") / "run"
+    SCRIPT.main(*SHORT, "--run-dir", run_dir)
+    return run_dir
+
+
+@pytest.mark.parametrize("in_update", [5, 6, 7])
+def test_ctrl_c_ends_a_run_at_once_and_it_resumes_bit_for_bit(in_update, whole, tmp_path, capsys,
+                                                              monkeypatch):  # fmt: skip
+    """One, two and no iterations after a checkpoint: these are repeated, and seen once."""
     run_dir = tmp_path / "run"
-    process = start(*SMALL, "--total-steps", 10**6, "--run-dir", run_dir)
+    assert SCRIPT.interrupted(capsys, monkeypatch, run_dir, *SHORT, in_update=in_update)
+    checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
+    assert checkpoint["iteration"] == (in_update - 1) // 3 * 3
+    SCRIPT.main("--resume", run_dir)
+    assert same_run(whole, run_dir)
+
+
+def test_ctrl_c_reaches_a_run_in_the_background(tmp_path):
+    """A shell's `&` starts a process with SIGINT ignored."""
+    run_dir = tmp_path / "run"
+    process = start(*SMALL, "--total-steps", 10**6, "--run-dir", run_dir, ignoring_ctrl_c=True)
     wait_for_episodes(process, run_dir)
-    os.remove(run_dir / "learning_curve.png")
+    (run_dir / "learning_curve.png").unlink(missing_ok=True)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert one_line(err, f"ppo_continuous.py --resume {run_dir}")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "finished" not in out, err
+    assert one_line(err, f"interrupted; go on with: python ppo_continuous.py --resume {run_dir}")
     assert (run_dir / "learning_curve.png").stat().st_size > 10_000
     assert (run_dir / "episodes.csv").read_text().endswith("\n")
     torch.load(run_dir / "checkpoint.pt", weights_only=True)
 
 
-def test_a_second_ctrl_c_does_not_wait(tmp_path, capsys, monkeypatch):
-    assert SCRIPT.interrupted_twice(capsys, monkeypatch, tmp_path / "run", *SMALL)
+@pytest.mark.parametrize("damage", ["lost", "cut short", "longer", "header", "digits", "a folder"])
+def test_resume_writes_episodes_csv_anew(damage, finished, tmp_path, capsys):
+    """The checkpoint has every episode, so that whatever happened to the file is undone."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished[0], run_dir)
+    path = run_dir / "episodes.csv"
+    whole = path.read_text()
+    if damage in ("lost", "a folder"):
+        path.unlink()
+    else:
+        path.write_text({
+            "cut short": whole[: len(whole) // 2], "longer": whole + "0" * len(whole),
+            "header": whole.replace("step,return", "a,b"), "digits": whole.replace("1", "x"),
+        }[damage])  # fmt: skip
+    if damage == "a folder":
+        path.mkdir()
+        assert refused(capsys, 2, ["--resume", run_dir], path, "Is a directory")
+        path.rmdir()
+    SCRIPT.main("--resume", run_dir)
+    assert "finished: " in capsys.readouterr().out and path.read_text() == whole
+
+
+@pytest.mark.slow
+def test_a_compiled_run_resumes_bit_for_bit(tmp_path):
+    """Each part in a process of its own, which compiles anew."""
+    flags = [*SMALL, "--compile", "--objective", "kl-adaptive", "--kl-target", 1e-4, "--anneal",
+             "both", "--total-steps", 64 * 30, "--checkpoint-every", 4]  # fmt: skip
+    run(*flags, "--run-dir", tmp_path / "whole")
+    broken = tmp_path / "broken"
+    process = start(*flags, "--run-dir", broken)
+    wait_for_episodes(process, broken, count=20)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and one_line(err, f"--resume {broken}")
+    assert 0 < torch.load(broken / "checkpoint.pt", weights_only=True)["iteration"] < 30
+    run("--resume", broken)
+    assert same_run(tmp_path / "whole", broken)
 
 
 # ---------------------------------------------------------------------------------- Evaluation
@@ -230,28 +307,33 @@ gym.register("InfReward-v0", Odd, kwargs={"spoil": "reward"})
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--env-id", "NoSuchTask-v4"], ["--env-id", "NoSuchTask"]),
-    (["--env-id", "Pixels-v0"], ["--env-id", "one dimension"]),
-    (["--env-id", "Symbols-v0"], ["--env-id", "Discrete(5)"]),
-    (["--env-id", "Parts-v0"], ["--env-id", "Dict"]),
-    (["--env-id", "Many-v0"], ["--env-id", "MultiDiscrete"]),
-    (["--env-id", "Whole-v0"], ["--env-id", "floats"]),
+    (["--env-id", "NoSuchTask-v4"], ["--env-id", "NoSuchTask", "HalfCheetah-v5"]),
+    (["--env-id", "Pixels-v0"], ["--env-id", "(8, 8, 3)", "need a one-dimensional Box"]),
+    (["--env-id", "Symbols-v0"], ["--env-id", "Discrete(5)", "need a one-dimensional Box"]),
+    (["--env-id", "Parts-v0"], ["--env-id", "Dict", "need a one-dimensional Box"]),
+    (["--env-id", "Many-v0"], ["--env-id", "MultiDiscrete", "need", "Discrete"]),
+    (["--env-id", "Whole-v0"], ["--env-id", "int64", "one-dimensional Box of floats"]),
     (["--minibatch-size", "300"], ["--minibatch-size", "512"]),
     (["--total-steps", "500"], ["--total-steps", "512"]),
-    (["--num-envs", "0"], ["--num-envs", "at least 1"]),
+    (["--num-envs", "0"], ["--num-envs 0", "need a number at least 1"]),
     (["--num-envs", "two"], ["--num-envs", "two"]),
-    (["--gamma", "1.01"], ["--gamma", "from 0 to 1"]),
-    (["--gae-lambda", "nan"], ["--gae-lambda", "nan"]),
-    (["--learning-rate", "inf"], ["--learning-rate", "inf"]),
+    (["--gamma", "1.01"], ["--gamma 1.01", "need a number from 0 to 1"]),
+    (["--gae-lambda", "nan"], ["--gae-lambda", "nan", "from 0 to 1"]),
+    (["--learning-rate", "inf"], ["--learning-rate", "inf", "at least 0"]),
     (["--objective", "l2"], ["--objective", "kl-adaptive"]),
-    (["--kl-target", "-1"], ["--kl-target"]),
-    (["--kl-beta", "-1"], ["--kl-beta"]),
-    (["--seed", "-1"], ["--seed"]),
+    (["--kl-target", "-1"], ["--kl-target", "at least 1e-12"]),
+    (["--kl-beta", "-1"], ["--kl-beta", "at least 0"]),
+    (["--seed", "-1"], ["--seed", "from 0 to"]),
+    (["--seed", str(2**63)], ["--seed", str(2**63 - 1)]),
+    (["--goal-score", "nan"], ["--goal-score", "nan", "need a number"]),
+    (["--goal-score", "inf"], ["--goal-score", "inf", "need a number"]),
+    (["--num-env", "2"], ["--num-env"]),
     (["--no-such-flag"], ["--no-such-flag"]),
     (["--render"], ["--render", "--evaluate"]),
     (["--resume", "DIR/none"], ["--resume", "DIR/none"]),
     (["--evaluate", "DIR/none"], ["--evaluate", "DIR/none"]),
-    (["--run-dir", "DIR"], ["--run-dir", "DIR", "exists"]),
+    (["--run-dir", "DIR"], ["new", "--run-dir", "DIR", "exists"]),
+    (["--resume", "DIR", "--evaluate", "DIR"], ["--evaluate", "--resume"]),
 ])  # fmt: skip
 def test_bad_input_gets_one_line_and_status_2(flags, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -268,32 +350,36 @@ class Evil:
 
 @pytest.mark.parametrize("task", ["resume", "evaluate"])
 @pytest.mark.parametrize("kind, word", [
-    ("cut short", "whole"), ("code", "plain data"), ("foreign", "not a checkpoint"),
-    ("other script", "not a checkpoint of ppo_continuous.py"), ("empty", "not a checkpoint"),
+    ("cut short", "need a whole checkpoint"), ("code", "of plain data"), ("foreign", "need"),
+    ("other script", "holds ppo_atari.py's"), ("empty", "need a whole checkpoint"),
+    ("without net", "holds ppo_continuous.py's script"),
 ])  # fmt: skip
 def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     whole = (finished[0] / "checkpoint.pt").read_bytes()
     path = tmp_path / "checkpoint.pt"
+    contents = torch.load(finished[0] / "checkpoint.pt", weights_only=True)
     if kind == "other script":
-        contents = torch.load(finished[0] / "checkpoint.pt", weights_only=True)
         torch.save(contents | {"script": "ppo_atari.py"}, path)
+    elif kind == "without net":
+        torch.save({name: contents[name] for name in contents if name != "net"}, path)
     elif kind in ("foreign", "empty"):
         torch.save([1, 2, 3] if kind == "foreign" else {"script": "ppo_continuous.py"}, path)
     else:
         path.write_bytes(pickle.dumps(Evil()) if kind == "code" else whole[: len(whole) // 2])
-    assert refused(capsys, 2, [f"--{task}", tmp_path], f"--{task}", path, word)
+    assert refused(capsys, 2, [f"--{task}", tmp_path], f"--{task} {path}: ", word,
+                   "need a whole checkpoint of ppo_continuous.py, of plain data")  # fmt: skip
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
-@pytest.mark.parametrize("damage", [("step,return", "a,b"), ("\n", "\nx")])
-def test_resume_refuses_a_damaged_episodes_csv(damage, finished, tmp_path, capsys):
-    run_dir = tmp_path / "run"
-    shutil.copytree(finished[0], run_dir)
-    path = run_dir / "episodes.csv"
-    text = path.read_text()
-    path.write_text(text.replace(*damage, 1) + "0" * len(text))
-    assert refused(capsys, 2, ["--resume", run_dir], "--resume", path, "damaged")
+def test_resume_refuses_a_checkpoint_that_lacks_a_part(finished, tmp_path, capsys):
+    """As one by another version of the script may."""
+    contents = torch.load(finished[0] / "checkpoint.pt", weights_only=True)
+    for part in ("net", "optimizer", "penalty", "episodes", "iteration", "settings"):
+        rest = {name: contents[name] for name in contents if name != part}
+        torch.save(rest, tmp_path / "checkpoint.pt")
+        assert refused(capsys, 2, ["--resume", tmp_path], "--resume", tmp_path, "need a whole")
+        assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
 def test_resume_and_evaluate_refuse_other_settings(finished, capsys):
@@ -325,14 +411,26 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys, monkeypatch):
     assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 0
 
 
-def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_whole(tmp_path):
-    """The system refuses files over 100 kB, so Adam's state no longer fits."""
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)"
+@pytest.mark.parametrize("every, kilobytes, file", [
+    (4, 100, "checkpoint.pt"), (10**6, 60, "events"), (4, 30, "checkpoint.pt"),
+])  # fmt: skip
+def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_whole(every, kilobytes, file,
+                                                                   tmp_path):  # fmt: skip
+    """The system refuses larger files: the checkpoint with Adam's state, or TensorBoard's events,
+    or the very first checkpoint."""
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({kilobytes * 1000},) * 2)"
     run_dir = tmp_path / "run"
-    flags = [*SMALL, "--total-steps", 3200, "--checkpoint-every", 4, "--run-dir", run_dir]
-    _, err = run(*flags, before=limit, status=1)
-    assert one_line(err, run_dir, "File too large")
-    assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 0
+    flags = [*SMALL, "--num-steps", 8, "--minibatch-size", 16, "--num-epochs", 1]
+    flags += ["--total-steps", 10**6, "--checkpoint-every", every, "--run-dir", run_dir]
+    out, err = run(*flags, before=limit, status=1)
+    assert one_line(err, run_dir, "File too large", "iteration ") and "finished" not in out
+    sizes = {p.name: p.stat().st_size for p in run_dir.iterdir()}
+    if kilobytes == 30:
+        assert "checkpoint.pt" not in sizes and "best.pt" not in sizes
+    else:
+        assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 0
+    full = [name for name, size in sizes.items() if size == kilobytes * 1000]
+    assert len(full) == 1 and full[0].startswith(file)
 
 
 @pytest.mark.parametrize("flags", [
@@ -353,3 +451,11 @@ def test_compile_without_a_compiler_is_refused(tmp_path, capsys, monkeypatch):
     flags = [*SMALL, "--compile", "--run-dir", tmp_path / "run"]
     assert refused(capsys, 2, flags, "--compile", "CXX")
     assert not (tmp_path / "run").exists()
+
+
+def test_evaluating_a_compiled_policy_needs_no_compiler(finished, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CXX", str(tmp_path / "nowhere"))
+    checkpoint = torch.load(finished[0] / "best.pt", weights_only=True)
+    checkpoint["settings"]["compile"] = True
+    torch.save(checkpoint, tmp_path / "x.pt")
+    assert len(SCRIPT.main("--evaluate", tmp_path / "x.pt", "--episodes", 1)) == 1

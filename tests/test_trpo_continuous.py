@@ -505,21 +505,23 @@ def test_the_step_moves_the_policy_alone(kind):
 # ------------------------------------------------------------------------------ Critic and update
 
 
-def fit(epochs=3, size=48, minibatch_size=16):
-    """Fits the critic to a curve. Returns the networks before and after, and the minibatches."""
+def fit(epochs=3, num_steps=24, minibatch_size=16):
+    """Fits the critic to a curve, of the rollout of two actors. Returns the networks before and
+    after, the rollout, and the samples' numbers in each minibatch."""
     torch.manual_seed(0)
     net = ActorCritic(3, Discrete(2), orthogonal=False)
     before, seen = copy.deepcopy(net), []
-    batch = SimpleNamespace(obs=torch.randn(size, 3))
-    batch.targets = batch.obs.sum(-1).sin()
+    batch = SimpleNamespace(obs=torch.randn(num_steps * 2, 3))
+    batch.targets = batch.obs.sum(-1).sin().view(num_steps, 2)
 
-    def step(net, optimizer, minibatch):
-        seen.append(minibatch)
-        trpo_continuous.gradient_step(net, optimizer, minibatch)
+    def watch(critic, arguments):
+        seen.append([(batch.obs == row).all(-1).nonzero().item() for row in arguments[0]])
 
+    hook = net.critic.register_forward_pre_hook(watch)
     optimizer = torch.optim.Adam(net.critic.parameters(), 0.01)
     args = SimpleNamespace(num_epochs=epochs, minibatch_size=minibatch_size)
-    fit_critic(step, net, optimizer, batch, args)
+    assert fit_critic(net, optimizer, batch, args) is None
+    hook.remove()
     return before, net, batch, seen
 
 
@@ -528,8 +530,9 @@ def test_the_critic_takes_a_step_of_adam_on_each_minibatch():
     expected, net, batch, seen = fit()
     optimizer = torch.optim.Adam(expected.critic.parameters(), 0.01)
     critic = list(expected.critic.parameters())
-    for minibatch in seen:
-        loss = torch.nn.functional.mse_loss(expected(minibatch.obs)[1], minibatch.targets)
+    targets = batch.obs.sum(-1).sin()
+    for numbers in seen:
+        loss = torch.nn.functional.mse_loss(expected(batch.obs[numbers])[1], targets[numbers])
         for parameter, gradient in zip(critic, torch.autograd.grad(loss, critic), strict=True):
             parameter.grad = gradient
         optimizer.step()
@@ -538,19 +541,17 @@ def test_the_critic_takes_a_step_of_adam_on_each_minibatch():
 
 
 def test_the_critic_sees_every_sample_once_an_epoch_in_a_new_order():
-    _, _, batch, seen = fit()
-    epochs = [torch.cat([m.targets for m in seen[3 * k : 3 * k + 3]]) for k in range(3)]
-    assert len(seen) == 9 and not torch.equal(epochs[0], epochs[1])
-    for epoch in epochs:
-        assert torch.equal(epoch.sort().values, batch.targets.sort().values)
-    for minibatch in seen:
-        rows = [(batch.obs == row).all(-1).nonzero().item() for row in minibatch.obs]
-        assert torch.equal(batch.targets[rows], minibatch.targets)
+    seen = fit()[-1]
+    epochs = [sum(seen[3 * k : 3 * k + 3], []) for k in range(3)]
+    assert [len(numbers) for numbers in seen] == [16] * 9
+    assert all(sorted(epoch) == list(range(48)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != list(range(48))
 
 
 def test_fitting_the_critic_lowers_its_loss_and_leaves_the_policy():
     before, net, batch, _ = fit(epochs=30)
-    losses = [(n(batch.obs)[1] - batch.targets).square().mean().item() for n in (before, net)]
+    targets = batch.targets.flatten()
+    losses = [(n(batch.obs)[1] - targets).square().mean().item() for n in (before, net)]
     assert losses[1] < 0.5 * losses[0]
     old, new = state(before), state(net)
     moved = {name for name in new if not torch.equal(old[name], new[name])}
@@ -558,7 +559,7 @@ def test_fitting_the_critic_lowers_its_loss_and_leaves_the_policy():
 
 
 class Iteration:
-    """A rollout of a task with all that an update needs, and then the update, as `main` does it."""
+    """A rollout of a task with all that an update needs, then the update, as `train` does it."""
 
     def __init__(self, env_id, *flags):
         self.args = settings("--env-id", env_id, "--num-envs", 4, "--num-steps", 32, *flags)
@@ -574,9 +575,7 @@ class Iteration:
         estimate_advantages(self.batch, self.args.gamma, self.args.gae_lambda)
 
     def update(self):
-        return trpo_continuous.update(
-            trpo_continuous.gradient_step, self.net, self.optimizer, self.batch, self.args
-        )
+        return trpo_continuous.update(self.net, self.optimizer, self.batch, self.args)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
@@ -611,26 +610,63 @@ def test_advantages_are_normalised_over_the_rollout(norm_adv, monkeypatch):
     assert abs(raw.mean()) > 1 and raw.std() > 2
 
 
-def test_update_says_what_happened():
-    run = Iteration("CartPole-v1")
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("norm_adv", ["--norm-adv", "--no-norm-adv"])
+def test_update_says_what_happened(env_id, norm_adv, monkeypatch):
+    """Every number it returns, from θ before and after and torch.distributions."""
+    run, searches, solutions = Iteration(env_id, norm_adv, "--max-kl", 0.05), [], []
+
+    def search(measure, weights, full_step, *rest):
+        searches.append(full_step.clone())
+        return line_search(measure, weights, full_step, *rest)
+
+    def solve(product, b, *rest):
+        result = conjugate_gradient(product, b, *rest)
+        solutions.append((b - product(result[0])).norm().item())
+        return result
+
+    monkeypatch.setattr(trpo_continuous, "line_search", search)
+    monkeypatch.setattr(trpo_continuous, "conjugate_gradient", solve)
     run.collect()
-    targets = run.batch.targets.flatten()
-    before = (run.batch.values[:-1].flatten() - targets).square().mean().item()
+    batch, net, old = run.batch, run.net, theta_of(run.net)
+    targets, values = batch.targets.flatten(), batch.values[:-1].flatten()
+    before = (values - targets).square().mean().item()
+    advantages = batch.advantages.flatten()
+    if norm_adv == "--norm-adv":
+        advantages = (advantages - advantages.mean()) / advantages.std(correction=0)
+    samples = SimpleNamespace(obs=batch.obs, actions=batch.actions.flatten(0, 1),
+                              log_probs=batch.log_probs, advantages=advantages)  # fmt: skip
+    surrogate = functools.partial(reference_surrogate, net, batch=samples)
+    g = torch.func.grad(surrogate)(old)
+
     stats = run.update()
+    new = theta_of(net)
+    fraction = ((new - old) @ searches[0] / (searches[0] @ searches[0])).item()
     with torch.no_grad():
-        pi, values = run.net(run.batch.obs)
+        values = net.critic(batch.obs).squeeze(-1)
         expected = {
-            "kl": run.batch.pi.kl(pi).mean(),
-            "entropy": torch.distributions.Categorical(logits=pi.log_pi).entropy().mean(),
-            "value_loss": (values - targets).square().mean(),
-            "weight_norm": parameters_to_vector(run.net.parameters()).norm(),
+            "kl": reference_kl(net, old, new, batch.obs).item(),
+            "improvement": (surrogate(new) - surrogate(old)).item(),
+            "expected_improvement": (g @ (new - old)).item(),
+            "step_fraction": fraction,
+            "cg_residual": solutions[0],
+            "grad_norm": g.norm().item(),
+            "entropy": reference(net, new, batch.obs).entropy().mean().item(),
+            "value_loss": torch.nn.functional.mse_loss(values, targets).item(),
+            "weight_norm": parameters_to_vector(net.parameters()).norm().item(),
+            "explained_variance": 1 - (before_var(batch) / targets.var()).item(),
         }
+    assert stats.keys() == expected.keys()
     for name, value in expected.items():
-        assert stats[name] == pytest.approx(value.item(), rel=1e-4), name
-    assert stats.keys() - expected.keys() == {
-        "improvement", "expected_improvement", "step_fraction", "cg_residual", "grad_norm",
-    }  # fmt: skip
-    assert 0 < stats["kl"] <= 0.01 and stats["value_loss"] < before
+        assert type(stats[name]) is float, name
+        assert stats[name] == pytest.approx(value, rel=5e-3, abs=1e-5), name
+    assert 0.01 < stats["kl"] <= 0.05 and stats["value_loss"] < before
+    assert stats["improvement"] > 0 and stats["improvement"] != stats["expected_improvement"]
+
+
+def before_var(batch):
+    """The variance of what the values of θ_old miss of the targets."""
+    return (batch.targets - batch.values[:-1]).var()
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
@@ -694,19 +730,3 @@ def test_cartpole_is_learned(tmp_path):
     _, score = train(tmp_path, "--total-steps", 45_000, "--goal-score", 250,
                      "--checkpoint-every", 99)  # fmt: skip
     assert score >= 200
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_compile_gives_the_same_parameters(env_id, tmp_path):
-    """Up to rounding, after three iterations."""
-    flags = ["--env-id", env_id, "--num-steps", 64, "--num-envs", 2, "--minibatch-size", 32,
-             "--num-epochs", 2, "--total-steps", 384, "--checkpoint-every", 99]  # fmt: skip
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    eager, _ = train(tmp_path / "eager", *flags)
-    compiled, _ = train(tmp_path / "compiled", *flags, "--compile")
-    # one graph for the step in which Adam makes its moments, one for all others
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
-    for one, other in zip(eager.parameters(), compiled.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)

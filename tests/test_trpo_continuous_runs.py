@@ -3,7 +3,6 @@ shares with ppo_continuous.py, letter for letter, is tested with that one."""
 
 import json
 import math
-import os
 import re
 import signal
 
@@ -62,7 +61,10 @@ def test_a_run_leaves_its_records(finished):
         "improvement", "kl", "score", "step_fraction", "steps_per_second", "value_loss",
         "weight_norm",
     }  # fmt: skip
-    assert [e.step for e in scalars["kl"]] == list(range(64, 6401, 64))
+    for name in scalars.keys() - {"score"}:  # which there is none of before an episode is over
+        assert [e.step for e in scalars[name]] == list(range(64, 6401, 64))
+    for e in scalars["score"]:
+        assert e.value == pytest.approx(np.mean([r for t, r, _ in table if t <= e.step][-100:]))
     kls, fractions, gains = (
         [e.value for e in scalars[name]] for name in ("kl", "step_fraction", "improvement")
     )
@@ -73,6 +75,17 @@ def test_a_run_leaves_its_records(finished):
     picture = np.asarray(Image.open(run_dir / "learning_curve.png").convert("RGB")).astype(int)
     assert picture.shape == (540, 960, 3)
     assert ((picture[..., 2] - picture[..., 0]) > 30).sum() > 20
+
+
+def test_tensorboard_has_what_update_returned(tmp_path, monkeypatch):
+    assert SCRIPT.tensorboard_has_what_update_returned(
+        monkeypatch, tmp_path / "run", *SMALL, "--total-steps", 320
+    )
+
+
+def test_the_picture_is_redrawn_every_ten_seconds_at_most(tmp_path, monkeypatch):
+    """Of a run whose iterations take 4 seconds each, saved after every one; and at its end."""
+    assert SCRIPT.pictures_of_a_slow_run(monkeypatch, tmp_path / "run", *SMALL) == [3, 6, 8]
 
 
 def test_import_does_nothing():
@@ -120,17 +133,24 @@ def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
     run_dir = tmp_path / "run"
     process = start(*SMALL, "--total-steps", 10**6, "--run-dir", run_dir)
     wait_for_episodes(process, run_dir)
-    os.remove(run_dir / "learning_curve.png")
+    (run_dir / "learning_curve.png").unlink(missing_ok=True)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert one_line(err, f"trpo_continuous.py --resume {run_dir}")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "finished" not in out, err
+    assert one_line(err, f"interrupted; go on with: python trpo_continuous.py --resume {run_dir}")
     assert (run_dir / "learning_curve.png").stat().st_size > 10_000
     torch.load(run_dir / "checkpoint.pt", weights_only=True)
 
 
-def test_a_second_ctrl_c_does_not_wait(tmp_path, capsys, monkeypatch):
-    assert SCRIPT.interrupted_twice(capsys, monkeypatch, tmp_path / "run", *SMALL)
+def test_ctrl_c_ends_a_run_at_once_and_it_resumes_bit_for_bit(tmp_path, capsys, monkeypatch):
+    flags = [*SMALL, "--total-steps", 64 * 8, "--checkpoint-every", 3]
+    SCRIPT.main(*flags, "--run-dir", tmp_path / "whole")
+    broken = tmp_path / "broken"
+    assert SCRIPT.interrupted(capsys, monkeypatch, broken, *flags)
+    assert torch.load(broken / "checkpoint.pt", weights_only=True)["iteration"] == 3
+    (broken / "episodes.csv").unlink()  # the checkpoint has every episode
+    SCRIPT.main("--resume", broken)
+    assert same_run(tmp_path / "whole", broken)
 
 
 # ----------------------------------------------------------------------------------- Bad input
@@ -138,14 +158,15 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("flags, words", [
     (["--max-kl", "0"], ["--max-kl", "at least 1e-12"]),
-    (["--max-kl", "nan"], ["--max-kl", "nan"]),
+    (["--max-kl", "nan"], ["--max-kl", "nan", "at least 1e-12"]),
     (["--cg-iters", "0"], ["--cg-iters", "at least 1"]),
-    (["--cg-damping", "inf"], ["--cg-damping", "inf"]),
+    (["--cg-damping", "inf"], ["--cg-damping", "inf", "at least 0"]),
     (["--fvp-fraction", "0"], ["--fvp-fraction", "to 1"]),
     (["--fvp-fraction", "1.5"], ["--fvp-fraction", "to 1"]),
     (["--line-search-steps", "0"], ["--line-search-steps", "at least 1"]),
     (["--backtrack-coef", "1"], ["--backtrack-coef", "from 0.01 to 0.99"]),
     (["--clip-eps", "0.2"], ["--clip-eps"]),
+    (["--compile"], ["--compile"]),
     (["--minibatch-size", "100"], ["--minibatch-size", "1024"]),
     (["--env-id", "NoSuchTask-v4"], ["--env-id", "NoSuchTask"]),
     (["--resume", "DIR/none"], ["--resume", "DIR/none"]),
@@ -163,7 +184,8 @@ def test_resume_and_evaluate_refuse_other_settings_and_scripts(finished, tmp_pat
     torch.save(checkpoint | {"script": "ppo_continuous.py"}, tmp_path / "checkpoint.pt")
     for task in ("--resume", "--evaluate"):
         assert refused(capsys, 2, [task, finished[0], "--max-kl", 0.1], "--max-kl", "leave it out")
-        assert refused(capsys, 2, [task, tmp_path], task, "not a checkpoint of trpo_continuous.py")
+        assert refused(capsys, 2, [task, tmp_path], task, "holds ppo_continuous.py's",
+                       "need a whole checkpoint of trpo_continuous.py")  # fmt: skip
 
 
 # ---------------------------------------------------------------------------- Broken while running

@@ -33,7 +33,7 @@ SB3_SETTINGS = ["--network", "nature", "--num-epochs", "4", "--vf-coef", "0.5"]
 def clock(script):
     """Measure a script from its third iteration on. Returns {part: seconds}, the times at which
     iterations ended, and timed(part, function), the function with its time added to the part."""
-    spent, marks, log = defaultdict(float), [], script.Records.log
+    spent, marks, log = defaultdict(float), [], script.Run.log
 
     def timed(part, function):
         def wrapped(*args, **kwargs):
@@ -49,7 +49,7 @@ def clock(script):
         log(*args)
         marks.append(time.perf_counter())
 
-    script.Records.log = mark
+    script.Run.log = mark
     return spent, marks, timed
 
 
