@@ -18,8 +18,8 @@ paper", with its flag if it has one. The sections up to Update are the paper's, 
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game
   python ppo_atari.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_atari.py --evaluate RUN_DIR --render   watch what it learned; --video records it
-  python ppo_atari.py --network nature --num-epochs 4 --vf-coef 0.25 --clip-value-loss \
-      --anneal learning-rate                        the settings of OpenAI's Baselines
+  python ppo_atari.py --num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate
+                                                    the settings of OpenAI's Baselines
 """
 
 import argparse
@@ -82,7 +82,8 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     "not in Table 5",
     ("anneal", "both", ["both", "learning-rate", "none"], None,
      "what α multiplies as it falls from 1 to 0 (Baselines and CleanRL: the step size alone)"),
-    ("network", "paper", ["paper", "nature"], None, "of [Mni+16] (Sec. 6.4) or of [Mni+15]"),
+    ("network", "nature", ["nature", "paper"], None,
+     "of [Mni+15], as in the authors' first code, or of [Mni+16], as in Sec. 6.4"),
     "not in the paper; in OpenAI's Baselines",
     ("norm-adv", True, bool, None, "normalise the advantages of each minibatch"),
     ("orthogonal", True, bool, None, "orthogonal initial weights, a small policy head"),
@@ -149,11 +150,11 @@ def train(args, checkpoint=None):
 class ActorCritic(nn.Module):
     """Policy π(a|s) and value V(s), two linear heads on one convolutional trunk.
 
-    paper:  the network of [Mni+16] (arXiv:1602.01783, Sec. 8), as Sec. 6.4 says
-    nature: the network of [Mni+15] (Nature 518, Methods), wider and deeper
+    nature: the network of [Mni+15] (Nature 518, Methods), as in the authors' first code
+    paper:  the network of [Mni+16] (arXiv:1602.01783, Sec. 8), smaller, as in Sec. 6.4
     """
 
-    def __init__(self, num_actions, network="paper", orthogonal=True, bf16=False):
+    def __init__(self, num_actions, network="nature", orthogonal=True, bf16=False):
         super().__init__()
         if network == "paper":
             convolutions = [(4, 16, 8, 4), (16, 32, 4, 2)]  # channels in, out, kernel, stride

@@ -2,7 +2,7 @@
 
   python plots/compare.py RUN_DIR ...                      runs, finished or not
   python plots/compare.py plots/data/breakout --out NAME   committed data
-  python plots/compare.py RUN_DIR ... --keep breakout/defaults
+  python plots/compare.py RUN_DIR ... --keep breakout/nature
                                                            put runs into plots/data
 
 A run's curve at a step is the mean return of its last 100 episodes by then, the measure of the PPO

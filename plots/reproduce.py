@@ -7,7 +7,7 @@
   python plots/reproduce.py objectives                PPO's four objectives on HalfCheetah
   python plots/reproduce.py table1                    every objective of PPO on those seven tasks
   python plots/reproduce.py table1-plain              without any step that the paper leaves out
-  python plots/reproduce.py breakout                  Table 5; two changes; Baselines' settings
+  python plots/reproduce.py breakout                  Table 5, both networks; Baselines' settings
   python plots/reproduce.py precision                 bfloat16 beside float32 on Breakout
   python plots/reproduce.py figure3 --draw-only       what data there are
   python plots/reproduce.py table1 --seeds 1 --only Hopper Swimmer         runs of these names
@@ -20,7 +20,7 @@ of its steps: the last episode may be cut short, and data kept by hand may be of
 over. Started again, this skips what is finished and goes on with what was interrupted.
 
 Flags not listed here go to the scripts as they are. All but --cuda and --compile, which change no
-setting, become part of the variants' names, as in defaults-bf16 or ppo-total-steps-20000.
+setting, become part of the variants' names, as in nature-bf16 or ppo-total-steps-20000.
 """
 
 import argparse
@@ -74,12 +74,11 @@ PLAIN = (
     " --no-norm-obs --no-norm-reward --no-norm-adv --no-orthogonal --anneal none"
     " --max-grad-norm 0 --adam-eps 1e-8"
 )
-BASELINES = (
-    "--network nature --num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate"
-)
+PAPER_1E_3 = "--network paper --learning-rate 1e-3"  # the step size of the authors' first code
+BASELINES = "--num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate"
 
 # those that tests/benchmarks/throughput.py times, over the first million steps
-SB3 = "--network nature --num-epochs 4 --vf-coef 0.5 --total-steps 1000000"
+SB3 = "--num-epochs 4 --vf-coef 0.5 --total-steps 1000000"
 
 
 class Variant(NamedTuple):
@@ -125,9 +124,9 @@ EXPERIMENTS = {
         ),
     ],
     "breakout": [
-        Variant("defaults", "breakout/defaults", ATARI, BREAKOUT),
-        Variant("nature", "breakout/nature", ATARI, BREAKOUT, "--network nature"),
-        Variant("lr-1e-3", "breakout/lr-1e-3", ATARI, BREAKOUT, "--learning-rate 1e-3"),
+        Variant("nature", "breakout/nature", ATARI, BREAKOUT),  # the defaults
+        Variant("paper", "breakout/paper", ATARI, BREAKOUT, "--network paper"),
+        Variant("paper-lr-1e-3", "breakout/paper-lr-1e-3", ATARI, BREAKOUT, PAPER_1E_3),
         Variant("baselines", "breakout/baselines", ATARI, BREAKOUT, BASELINES),
     ],
     "precision": [

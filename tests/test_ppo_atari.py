@@ -169,7 +169,7 @@ def test_rollout_stores_what_happened():
     games = Games("BreakoutNoFrameskip-v4", num_envs=4, threads=2)
     games.reset(seed=3)
     torch.manual_seed(0)
-    net = ActorCritic(games.num_actions)
+    net = ActorCritic(games.num_actions, "paper")
     batch = make_batch(200, 4, torch.device("cpu"))
     finished = rollout(games, lambda frames: act(net, frames), batch)
 
@@ -417,7 +417,7 @@ def test_defaults_are_table_5():
     assert (args.num_steps, args.learning_rate, args.num_epochs) == (128, 2.5e-4, 3)
     assert (args.minibatch_size, args.gamma, args.gae_lambda, args.num_envs) == (256, 0.99, 0.95, 8)
     assert (args.clip_eps, args.vf_coef, args.ent_coef, args.anneal) == (0.1, 1, 0.01, "both")
-    assert (args.network, args.total_steps) == ("paper", 10_000_000)
+    assert (args.network, args.total_steps) == ("nature", 10_000_000)
 
 
 class UpdateLog:
@@ -426,7 +426,7 @@ class UpdateLog:
     def __init__(self, *flags, learning_rate=2.5e-4, spoil=None):
         args = settings("--num-envs", "4", "--num-steps", "16", "--minibatch-size", "16", *flags)
         torch.manual_seed(0)
-        self.net = ActorCritic(3)
+        self.net = ActorCritic(3, "paper")
         self.net.policy_head.weight.data.mul_(100)  # a policy that is not nearly uniform
         optimizer = torch.optim.Adam(self.net.parameters(), fused=True)
         batch = make_batch(16, 4, torch.device("cpu"))
@@ -564,7 +564,7 @@ def test_probe_a_pixel_policy_learns_what_the_picture_says():
     args = settings("--num-envs", "16", "--num-steps", "16", "--minibatch-size", "64",
                     "--learning-rate", "1e-3")  # fmt: skip
     torch.manual_seed(0)
-    games, net = Signal(16), ActorCritic(2)
+    games, net = Signal(16), ActorCritic(2, "paper")
     optimizer = torch.optim.Adam(net.parameters(), eps=1e-5, fused=True)
     batch = make_batch(16, 16, torch.device("cpu"))
 

@@ -22,8 +22,8 @@ import ppo_atari
 
 SCRIPT = Script(ppo_atari)
 start, run, refused = SCRIPT.start, SCRIPT.run, SCRIPT.refused
-SMALL = ["--num-envs", "2", "--num-steps", "16", "--minibatch-size", "16", "--num-epochs", "1",
-         "--threads", "1"]  # fmt: skip
+SMALL = ["--network", "paper", "--num-envs", "2", "--num-steps", "16", "--minibatch-size", "16",
+         "--num-epochs", "1", "--threads", "1"]  # fmt: skip
 SHORT_GAMES = (  # truncated after 40 steps, to see many games in little time
     "settings = ppo_atari.game_settings\n"
     "short = {'max_num_frames_per_episode': 160}\n"
@@ -669,7 +669,7 @@ def test_other_settings_run(flags, tmp_path, capsys):
 def test_compile_gives_the_same_loss_and_runs(tmp_path):
     """The compiled loss and its gradient are the eager ones; actions come from another stream."""
     torch.manual_seed(0)
-    net = ppo_atari.ActorCritic(4)
+    net = ppo_atari.ActorCritic(4, "paper")
     minibatch = SimpleNamespace(
         frames=torch.randint(0, 256, (32, 84, 84, 4), dtype=torch.uint8),
         actions=torch.randint(0, 4, (32,)), log_probs=torch.full((32,), -1.4),

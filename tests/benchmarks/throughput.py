@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 # SB3's settings for Atari: Nature CNN, 8 actors, 128 steps, 4 epochs, minibatch 256, c1 0.5
-SB3_SETTINGS = ["--network", "nature", "--num-epochs", "4", "--vf-coef", "0.5"]
+SB3_SETTINGS = ["--num-epochs", "4", "--vf-coef", "0.5"]
 
 
 def clock(script):
@@ -217,9 +217,8 @@ def ratio(args):
             continue
         ms = {part: statistics.median(x["ms_per_iteration"][part] for x in r)
               for part in ("emulator", "inference", "update", "all")}  # fmt: skip
-        network = "nature" if "nature" in variants[name] else "paper"
-        epochs = 4 if network == "nature" else 3
-        floor = child("floating_point", network=network, bf16="--bf16" in variants[name],
+        epochs = 4 if "--num-epochs" in variants[name] else 3
+        floor = child("floating_point", network="nature", bf16="--bf16" in variants[name],
                       threads=args.threads)  # fmt: skip
         floor["update"] *= epochs
         cells = [f"{ms['emulator']:.0f} ({ms['emulator'] / ms['all']:.0%})", f"{alone:.0f}"]
