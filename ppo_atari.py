@@ -30,8 +30,10 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import sys
+import sysconfig
 import time
 import warnings
 from contextlib import AbstractContextManager, suppress
@@ -93,7 +95,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     "machine",
     ("cuda", False, bool, None, "train on the GPU"),
     ("bf16", False, bool, None, "convolutions and hidden layer in bfloat16"),
-    ("compile", False, bool, None, "torch.compile, with CUDA graphs on a GPU"),
+    ("compile", None, bool, None, "torch.compile [on the CPU, from 500_000 steps on]"),
     ("threads", torch.get_num_threads(), (int, 1, 1024), "THREADS", "of emulators and torch"),
     "run",
     ("run-dir", None, (str,), "DIR", "new directory (default: runs/, then the run's name)"),
@@ -790,6 +792,20 @@ def parse_args(argv=None):
     return args, checkpoint
 
 
+def choose_compile(args):
+    """Whether to compile: by default in runs long enough to win back the minute that it takes."""
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    possible = headers.exists() and shutil.which(os.environ.get("CXX", "g++")) is not None
+    needed = "a C++ compiler (g++, or what CXX names) and Python's headers"
+    if args.compile and not possible:
+        fail(f"--compile: needs {needed}")
+    if args.compile is None and args.total_steps >= 500_000 and not args.cuda:
+        print("compiling, which takes about a minute: --no-compile begins at once" if possible
+              else f"not compiling, which would be faster: it needs {needed}")  # fmt: skip
+        return possible
+    return bool(args.compile)
+
+
 def main(argv=None):
     """Train or evaluate; `argv` is the command line."""
     try:
@@ -799,7 +815,10 @@ def main(argv=None):
         torch.backends.cudnn.deterministic = True  # or a resumed run would not repeat itself
         if args.cuda:
             torch.set_float32_matmul_precision("high")  # TF32, as cuDNN's convolutions use anyway
-        return (train if args.evaluate is None else evaluate)(args, checkpoint)
+        if args.evaluate is not None:
+            return evaluate(args, checkpoint)
+        args.compile = choose_compile(args)
+        return train(args, checkpoint)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except FloatingPointError as e:

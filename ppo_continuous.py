@@ -33,6 +33,7 @@ import os
 import shutil
 import signal
 import sys
+import sysconfig
 import time
 import warnings
 from contextlib import AbstractContextManager, suppress
@@ -89,7 +90,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     "not in the paper; in Spinning Up",
     ("target-kl", None, (float, 0), "KL", "end the epochs of an update once its KL is 1.5 × this"),
     "machine",
-    ("compile", False, bool, None, "torch.compile the gradient step; needs a C++ compiler"),
+    ("compile", None, bool, None, "torch.compile [from 500_000 steps on]"),
     ("threads", 1, (int, 1, 1024), "THREADS", "of torch; more than 1 slows networks this small"),
     "run",
     ("run-dir", None, (str,), "DIR", "new directory (default: runs/, then the run's name)"),
@@ -925,12 +926,24 @@ def parse_args(argv=None):
         fail(f"--minibatch-size {args.minibatch_size}: need a divisor of T × N = {args.batch_size}")
     if args.num_iterations == 0:
         fail(f"--total-steps {args.total_steps}: need at least T × N = {args.batch_size}")
-    if args.compile and not args.evaluate and not shutil.which(os.environ.get("CXX", "g++")):
-        fail("--compile: needs a C++ compiler, g++ or what the variable CXX names")
     args.checkpoint_every = args.checkpoint_every or max(1, args.num_iterations // 15)
     name = f"{Path(SCRIPT).stem}-{args.env_id.replace('/', '-')}-seed{args.seed}"
     args.run_dir = args.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return args, checkpoint
+
+
+def choose_compile(args):
+    """Whether to compile: by default in runs long enough to win back the minute that it takes."""
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    possible = headers.exists() and shutil.which(os.environ.get("CXX", "g++")) is not None
+    needed = "a C++ compiler (g++, or what CXX names) and Python's headers"
+    if args.compile and not possible:
+        fail(f"--compile: needs {needed}")
+    if args.compile is None and args.total_steps >= 500_000:
+        print("compiling, which takes about a minute: --no-compile begins at once" if possible
+              else f"not compiling, which would be faster: it needs {needed}")  # fmt: skip
+        return possible
+    return bool(args.compile)
 
 
 def main(argv=None):
@@ -938,7 +951,10 @@ def main(argv=None):
     try:
         args, checkpoint = parse_args(argv)
         torch.set_num_threads(args.threads)
-        return (train if args.evaluate is None else evaluate)(args, checkpoint)
+        if args.evaluate is not None:
+            return evaluate(args, checkpoint)
+        args.compile = choose_compile(args)
+        return train(args, checkpoint)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except FloatingPointError as e:

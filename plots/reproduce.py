@@ -19,8 +19,8 @@ plots/data/<experiment>/<variant>/<env-id>/seed<k>.csv.gz. It is finished when t
 of its steps: the last episode may be cut short, and data kept by hand may be of a run that was not
 over. Started again, this skips what is finished and goes on with what was interrupted.
 
-Flags not listed here go to the scripts as they are. All but --cuda and --compile, which change no
-setting, become part of the variants' names, as in nature-bf16 or ppo-total-steps-20000.
+Flags not listed here go to the scripts as they are. All but --cuda and --[no-]compile, which change
+no setting, become part of the variants' names, as in nature-bf16 or ppo-total-steps-20000.
 """
 
 import argparse
@@ -45,6 +45,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
+SAME_SETTINGS = ("--cuda", "--compile", "--no-compile")
 PATIENCE = 60  # seconds that the runs get to write their records when all shall stop
 
 sys.path.insert(0, str(ROOT))  # the scripts, imported where they are needed: torch takes seconds
@@ -167,7 +168,7 @@ def total_steps(script, env_id, flags):
 
 def runs_of(variants, args):
     """The runs that args asks for, a seed of everything before the next seed."""
-    added = [flag for flag in args.flags if flag not in ("--cuda", "--compile")]
+    added = [flag for flag in args.flags if flag not in SAME_SETTINGS]
     suffix = "".join("-" + flag.removeprefix("--").replace("/", "-") for flag in added)
     runs = []
     for seed in range(1, args.seeds + 1):

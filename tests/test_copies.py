@@ -17,7 +17,7 @@ DIFFER = {  # where a pair's problems or algorithms differ, and what they say of
     ("ppo_atari", "ppo_continuous"): PROBLEM | {"PUBLISHED_BY", "ppo_loss", "anneal"},
     ("ppo_atari", "trpo_continuous"): PROBLEM | {"PUBLISHED_BY"},
     ("ppo_continuous", "trpo_continuous"): {
-        "SETTINGS", "TASKS", "PUBLISHED_SCORES", "train", "surrogate", "update", "parse_args",
+        "SETTINGS", "TASKS", "PUBLISHED_SCORES", "train", "surrogate", "update", "main",
     },
 }  # fmt: skip
 

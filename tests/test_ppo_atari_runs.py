@@ -23,7 +23,7 @@ import ppo_atari
 SCRIPT = Script(ppo_atari)
 start, run, refused = SCRIPT.start, SCRIPT.run, SCRIPT.refused
 SMALL = ["--network", "paper", "--num-envs", "2", "--num-steps", "16", "--minibatch-size", "16",
-         "--num-epochs", "1", "--threads", "1"]  # fmt: skip
+         "--num-epochs", "1", "--threads", "1", "--no-compile"]  # fmt: skip
 SHORT_GAMES = (  # truncated after 40 steps, to see many games in little time
     "settings = ppo_atari.game_settings\n"
     "short = {'max_num_frames_per_episode': 160}\n"
@@ -691,3 +691,47 @@ def test_compile_gives_the_same_loss_and_runs(tmp_path):
         torch.testing.assert_close(eager, compiled, rtol=1e-3, atol=1e-5)
     out, _ = run(*SMALL, "--total-steps", 64, "--compile", "--run-dir", tmp_path / "run")
     assert "finished: 64 steps" in out
+
+
+@pytest.mark.parametrize("flags, found, chosen, said", [
+    (["--total-steps", "500000"], True, True, "compiling, which takes"),
+    (["--total-steps", "500000"], False, False, "not compiling, which would be faster"),
+    (["--total-steps", "499999"], True, False, ""),
+    (["--total-steps", "500000", "--no-compile"], True, False, ""),
+    (["--total-steps", "5000", "--compile"], True, True, ""),
+])  # fmt: skip
+def test_long_runs_are_compiled_where_a_compiler_is_found(
+    flags, found, chosen, said, capsys, monkeypatch
+):
+    monkeypatch.setattr(ppo_atari.shutil, "which", lambda name: "/usr/bin/g++" if found else None)
+    args, _ = ppo_atari.parse_args(flags)
+    assert ppo_atari.choose_compile(args) is chosen
+    out = capsys.readouterr().out
+    assert out.startswith(said) and len(out.splitlines()) == bool(said)
+
+
+def test_a_run_on_the_gpu_is_compiled_only_if_told_to(capsys):
+    args, _ = ppo_atari.parse_args([])
+    args.cuda = True
+    assert ppo_atari.choose_compile(args) is False and capsys.readouterr().out == ""
+
+
+def test_the_choice_to_compile_is_kept_and_holds_on_resuming(
+    tmp_path, short_games, capsys, monkeypatch
+):
+    """With a compiler that changes nothing: what is compiled is asked for once, and again after."""
+    compiled = []
+    monkeypatch.setattr(
+        ppo_atari.torch, "compile", lambda function, **kwargs: compiled.append(function) or function
+    )
+    run_dir = tmp_path / "run"
+    flags = [flag for flag in SMALL if flag != "--no-compile"]
+    SCRIPT.main(*flags, "--total-steps", 500_000, "--goal-score", -1, "--run-dir", run_dir)
+    count = len(compiled)
+    assert (
+        json.loads((run_dir / "config.json").read_text())["settings"]["compile"] is True and count
+    )
+    SCRIPT.main("--resume", run_dir)
+    assert len(compiled) == 2 * count
+    monkeypatch.setattr(ppo_atari.shutil, "which", lambda name: None)
+    assert refused(capsys, 2, ["--resume", run_dir], "--compile", "C++ compiler")

@@ -29,7 +29,7 @@ import ppo_continuous
 SCRIPT = Script(ppo_continuous)
 start, run, refused = SCRIPT.start, SCRIPT.run, SCRIPT.refused
 SMALL = ["--env-id", "CartPole-v1", "--num-envs", "2", "--num-steps", "32", "--minibatch-size",
-         "32", "--num-epochs", "2", "--learning-rate", "1e-4"]  # fmt: skip
+         "32", "--num-epochs", "2", "--learning-rate", "1e-4", "--no-compile"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -459,3 +459,43 @@ def test_evaluating_a_compiled_policy_needs_no_compiler(finished, tmp_path, caps
     checkpoint["settings"]["compile"] = True
     torch.save(checkpoint, tmp_path / "x.pt")
     assert len(SCRIPT.main("--evaluate", tmp_path / "x.pt", "--episodes", 1)) == 1
+
+
+@pytest.mark.parametrize("flags, found, chosen, said", [
+    (["--total-steps", "500000"], True, True, "compiling, which takes"),
+    (["--total-steps", "500000"], False, False, "not compiling, which would be faster"),
+    (["--total-steps", "499999"], True, False, ""),
+    (["--total-steps", "500000", "--no-compile"], True, False, ""),
+    (["--total-steps", "5000", "--compile"], True, True, ""),
+])  # fmt: skip
+def test_long_runs_are_compiled_where_a_compiler_is_found(
+    flags, found, chosen, said, capsys, monkeypatch
+):
+    monkeypatch.setattr(
+        ppo_continuous.shutil, "which", lambda name: "/usr/bin/g++" if found else None
+    )
+    args, _ = ppo_continuous.parse_args(flags)
+    assert ppo_continuous.choose_compile(args) is chosen
+    out = capsys.readouterr().out
+    assert out.startswith(said) and len(out.splitlines()) == bool(said)
+
+
+def test_the_choice_to_compile_is_kept_and_holds_on_resuming(tmp_path, capsys, monkeypatch):
+    """With a compiler that changes nothing: what is compiled is asked for once, and again after."""
+    compiled = []
+    monkeypatch.setattr(
+        ppo_continuous.torch,
+        "compile",
+        lambda function, **kwargs: compiled.append(function) or function,
+    )
+    run_dir = tmp_path / "run"
+    flags = [flag for flag in SMALL if flag != "--no-compile"]
+    SCRIPT.main(*flags, "--total-steps", 500_000, "--goal-score", 1, "--run-dir", run_dir)
+    count = len(compiled)
+    assert (
+        json.loads((run_dir / "config.json").read_text())["settings"]["compile"] is True and count
+    )
+    SCRIPT.main("--resume", run_dir)
+    assert len(compiled) == 2 * count
+    monkeypatch.setattr(ppo_continuous.shutil, "which", lambda name: None)
+    assert refused(capsys, 2, ["--resume", run_dir], "--compile", "C++ compiler")
