@@ -105,6 +105,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
      "(and with it α), --goal-score, --cuda and --threads can be changed"),
     ("evaluate", None, (str,), "RUN_DIR", "play games with its best policy (or a .pt's)"),
     ("episodes", 10, (int, 1), "GAMES", "games to evaluate"),
+    ("deterministic", False, bool, None, "evaluate the policy's mode instead of samples of it"),
     ("render", False, bool, None, "evaluate in a window"),
     ("video", False, bool, None, "evaluate, recording to RUN_DIR/videos"),
 ]
@@ -676,7 +677,7 @@ def derive_seed(seed, index):
 
 @torch.no_grad()
 def evaluate(args, checkpoint):
-    """Play whole games with a saved policy, sampling its actions. Returns their scores."""
+    """Play whole games with a saved policy. Returns their scores."""
     device = torch.device("cuda" if args.cuda else "cpu")
     torch.manual_seed(args.seed)
     mode = "human" if args.render else "rgb_array" if args.video else None
@@ -696,7 +697,7 @@ def evaluate(args, checkpoint):
         score, length, lives, done = 0.0, 0, info["lives"], False
         while not done:
             frames = torch.from_numpy(obs).permute(1, 2, 0)[None].contiguous().to(device)
-            action = act(net, frames)[0]
+            action = net(frames)[0].argmax() if args.deterministic else act(net, frames)[0]
             if info["lives"] < lives and meanings[FIRE] == "FIRE":  # as in training
                 action = FIRE
             lives = info["lives"]
@@ -716,7 +717,7 @@ SCRIPT = Path(__file__).name
 ROWS = {row[0].replace("-", "_"): row for row in SETTINGS if isinstance(row, tuple)}
 CHANGEABLE = {  # what may be said beside --resume or --evaluate
     "resume": {"total_steps", "goal_score", "cuda", "threads"},
-    "evaluate": {"episodes", "render", "video", "seed", "cuda"},
+    "evaluate": {"episodes", "deterministic", "render", "video", "seed", "cuda"},
 }
 
 
@@ -771,8 +772,8 @@ def parse_args(argv=None):
         checkpoint = load_checkpoint(Path(given[flag]), flag)
         here = {"run_dir": given[flag]} if flag == "resume" else {"cuda": False}
         settings |= checkpoint["settings"] | here
-    elif given.keys() & {"episodes", "render", "video"}:
-        fail("--episodes, --render and --video go with --evaluate RUN_DIR")
+    elif alone := given.keys() & (CHANGEABLE["evaluate"] - CHANGEABLE["resume"] - {"seed"}):
+        fail(f"--{min(alone)} goes with --evaluate RUN_DIR")
     args = argparse.Namespace(**(settings | given))
 
     args.batch_size = args.num_steps * args.num_envs

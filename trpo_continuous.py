@@ -91,6 +91,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
      "--goal-score and --threads can be changed"),
     ("evaluate", None, (str,), "RUN_DIR", "play episodes with its best policy (or a .pt's)"),
     ("episodes", 10, (int, 1), "EPISODES", "episodes to evaluate"),
+    ("deterministic", False, bool, None, "evaluate the policy's mode instead of samples of it"),
     ("render", False, bool, None, "evaluate in a window"),
     ("video", False, bool, None, "evaluate, recording to RUN_DIR/videos"),
 ]
@@ -212,6 +213,9 @@ class Categorical:
     def sample(self):
         return torch.multinomial(self.log_pi.exp(), 1).squeeze(-1)
 
+    def mode(self):
+        return self.log_pi.argmax(-1)
+
     def log_prob(self, actions):
         return self.log_pi.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
@@ -238,6 +242,9 @@ class Gaussian:
 
     def sample(self):
         return self.mean + self.log_std.exp() * torch.randn_like(self.mean)
+
+    def mode(self):
+        return self.mean
 
     def log_prob(self, actions):
         z = (actions - self.mean) * (-self.log_std).exp()
@@ -829,7 +836,7 @@ def derive_seed(seed, index):
 
 @torch.no_grad()
 def evaluate(args, checkpoint):
-    """Play whole episodes with a saved policy, sampling its actions. Returns their returns."""
+    """Play whole episodes with a saved policy. Returns their returns."""
     torch.manual_seed(args.seed)
     displays = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
     if args.render and sys.platform == "linux" and not displays & os.environ.keys():
@@ -851,7 +858,8 @@ def evaluate(args, checkpoint):
     returns = []
     while len(returns) < args.episodes:
         pi = net.pi(net.normalise(torch.from_numpy(envs.obs)))
-        *_, finished = envs.step(pi.sample().numpy())
+        actions = pi.mode() if args.deterministic else pi.sample()
+        *_, finished = envs.step(actions.numpy())
         for score, length in finished:
             returns.append(score)
             print(f"episode {len(returns)}: return {score:g}, {length} steps", flush=True)
@@ -867,7 +875,7 @@ SCRIPT = Path(__file__).name
 ROWS = {row[0].replace("-", "_"): row for row in SETTINGS if isinstance(row, tuple)}
 CHANGEABLE = {  # what may be said beside --resume or --evaluate
     "resume": {"total_steps", "goal_score", "threads"},
-    "evaluate": {"episodes", "render", "video", "seed"},
+    "evaluate": {"episodes", "deterministic", "render", "video", "seed"},
 }
 
 
@@ -922,8 +930,8 @@ def parse_args(argv=None):
         checkpoint = load_checkpoint(Path(given[flag]), flag)
         here = {"run_dir": given[flag]} if flag == "resume" else {}
         settings |= checkpoint["settings"] | here
-    elif given.keys() & {"episodes", "render", "video"}:
-        fail("--episodes, --render and --video go with --evaluate RUN_DIR")
+    elif alone := given.keys() & (CHANGEABLE["evaluate"] - CHANGEABLE["resume"] - {"seed"}):
+        fail(f"--{min(alone)} goes with --evaluate RUN_DIR")
     else:
         settings |= TASKS.get(given.get("env_id", settings["env_id"]), {})
     args = argparse.Namespace(**(settings | given))

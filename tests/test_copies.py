@@ -14,7 +14,9 @@ PROBLEM = {  # from pixels or from state vectors
 }  # fmt: skip
 
 DIFFER = {  # where a pair's problems or algorithms differ, and what they say of it
-    ("ppo_atari", "ppo_continuous"): PROBLEM | {"PUBLISHED_BY", "ppo_loss", "anneal"},
+    ("ppo_atari", "ppo_continuous"): PROBLEM | {
+        "PUBLISHED_BY", "ppo_loss", "anneal", "choose_compile",
+    },
     ("ppo_atari", "trpo_continuous"): PROBLEM | {"PUBLISHED_BY"},
     ("ppo_continuous", "trpo_continuous"): {
         "SETTINGS", "TASKS", "PUBLISHED_SCORES", "train", "surrogate", "update", "main",

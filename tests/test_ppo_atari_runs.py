@@ -735,3 +735,16 @@ def test_the_choice_to_compile_is_kept_and_holds_on_resuming(
     assert len(compiled) == 2 * count
     monkeypatch.setattr(ppo_atari.shutil, "which", lambda name: None)
     assert refused(capsys, 2, ["--resume", run_dir], "--compile", "C++ compiler")
+
+
+def test_evaluate_deterministic_plays_the_mode(finished, capsys, monkeypatch):
+    """The same games again, and no action is sampled."""
+
+    def no_sample(*_):
+        raise AssertionError("sampled")
+
+    sampled = SCRIPT.main("--evaluate", finished[0], "--episodes", 1, "--seed", 3)
+    monkeypatch.setattr(ppo_atari, "act", no_sample)
+    flags = ["--evaluate", finished[0], "--episodes", 1, "--deterministic", "--seed", 3]
+    assert SCRIPT.main(*flags) == SCRIPT.main(*flags) and len(sampled) == 1
+    assert refused(capsys, 2, ["--deterministic"], "--deterministic", "--evaluate")

@@ -220,6 +220,13 @@ def test_policies_are_those_of_torch_distributions(kind):
     torch.testing.assert_close(old[[4, 0]].kl(new[[4, 0]]), expected[[4, 0]])
 
 
+def test_mode_is_the_most_probable_action():
+    (softmax, _), (reference, _) = policies("softmax")
+    assert torch.equal(softmax.mode(), reference.probs.argmax(-1))
+    (gaussian, _), _ = policies("normal")
+    assert torch.equal(gaussian.mode(), gaussian.mean)
+
+
 @pytest.mark.parametrize("kind", ["softmax", "normal"])
 def test_sampling_gives_the_kl_and_the_entropy(kind):
     """Means over the policy's own samples, within four standard errors."""

@@ -499,3 +499,15 @@ def test_the_choice_to_compile_is_kept_and_holds_on_resuming(tmp_path, capsys, m
     assert len(compiled) == 2 * count
     monkeypatch.setattr(ppo_continuous.shutil, "which", lambda name: None)
     assert refused(capsys, 2, ["--resume", run_dir], "--compile", "C++ compiler")
+
+
+def test_evaluate_deterministic_plays_the_mode(finished, tmp_path, capsys, monkeypatch):
+    """Twice the same episodes whatever the draws, and no action is sampled."""
+
+    def no_sample(self):
+        raise AssertionError("sampled")
+
+    monkeypatch.setattr(ppo_continuous.Categorical, "sample", no_sample)
+    flags = ["--evaluate", finished[0], "--episodes", 2, "--deterministic"]
+    assert SCRIPT.main(*flags) == SCRIPT.main(*flags)
+    assert refused(capsys, 2, ["--deterministic"], "--deterministic", "--evaluate")

@@ -229,3 +229,15 @@ def test_other_settings_run(flags, tmp_path, capsys):
     assert "finished: 256 steps" in capsys.readouterr().out
     SCRIPT.main("--evaluate", tmp_path / "run", "--episodes", 1)
     assert "over 1 episodes" in capsys.readouterr().out
+
+
+def test_evaluate_deterministic_plays_the_mode(finished, tmp_path, capsys, monkeypatch):
+    """Twice the same episodes whatever the draws, and no action is sampled."""
+
+    def no_sample(self):
+        raise AssertionError("sampled")
+
+    monkeypatch.setattr(trpo_continuous.Categorical, "sample", no_sample)
+    flags = ["--evaluate", finished[0], "--episodes", 2, "--deterministic"]
+    assert SCRIPT.main(*flags) == SCRIPT.main(*flags)
+    assert refused(capsys, 2, ["--deterministic"], "--deterministic", "--evaluate")
