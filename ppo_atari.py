@@ -430,7 +430,8 @@ def game_settings(env_id):
     """Gymnasium's settings of a game: its ROM, its sticky actions, its frame limit."""
     spec = gym.registry.get(env_id)
     if spec is None or not str(spec.entry_point).startswith("ale_py"):
-        fail(f"--env-id {env_id}: need an Atari game, like PongNoFrameskip-v4 or ALE/Pong-v5")
+        fail(f"--env-id {env_id}: need an Atari game, like PongNoFrameskip-v4 or ALE/Pong-v5 "
+             f"(state vectors: ppo_continuous.py)")  # fmt: skip
     return spec.kwargs
 
 
@@ -727,20 +728,22 @@ def fail(message, status=2):
     raise SystemExit(status)
 
 
-def make_parser():
-    """SETTINGS as flags; one that is not given stays unset."""
+def make_parser(defaults):
+    """SETTINGS as flags, which stay unset if not given; --help shows `defaults`."""
     parser = argparse.ArgumentParser(
         usage=f"python {SCRIPT} [FLAG ...]", description=__doc__.splitlines()[0],
         epilog="examples:\n" + __doc__[__doc__.index("  python") :],
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
+        argument_default=argparse.SUPPRESS, add_help=False,
     )  # fmt: skip
+    parser.add_argument("-h", "--help", action="store_true", help="show this and exit")
     parser.error = fail
     for row in SETTINGS:
         if isinstance(row, str):
             add = parser.add_argument_group(row).add_argument
             continue
-        flag, default, kind, symbol, words = row
+        flag, _, kind, symbol, words = row
+        default = defaults[flag.replace("-", "_")]
         if default is not None and default is not False:
             words += f" [{f'{default:_}' if type(default) is int else default}]"
         if kind is bool:
@@ -755,7 +758,10 @@ def make_parser():
 def parse_args(argv=None):
     """The settings, checked, and the checkpoint that --resume or --evaluate names, or None."""
     settings = {name: row[1] for name, row in ROWS.items()}
-    given = vars(make_parser().parse_args(argv))
+    given = vars(make_parser(settings).parse_args(argv))
+    if given.pop("help", False):
+        make_parser(settings).print_help()
+        raise SystemExit
     for name, value in given.items():
         flag, _, kind, *_ = ROWS[name]
         if isinstance(kind, tuple) and kind[1:]:  # (type, lowest) or (type, lowest, highest)
@@ -814,6 +820,8 @@ def main(argv=None):
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
         torch.set_num_threads(args.threads)
         torch.backends.cudnn.deterministic = True  # or a resumed run would not repeat itself
+        if torch.cuda.is_available() and not args.cuda:
+            print("a GPU is here: --cuda uses it")
         if args.cuda:
             torch.set_float32_matmul_precision("high")  # TF32, as cuDNN's convolutions use anyway
         if args.evaluate is not None:

@@ -522,14 +522,15 @@ class Environments:
             self.envs = [gym.make(env_id, disable_env_checker=True, **rendering)
                          for _ in range(num_envs)]  # fmt: skip
         except Exception as e:  # unknown, or whatever its maker meets
-            fail(f"--env-id {env_id}: {e} A task's id is like HalfCheetah-v5")
+            fail(f"--env-id {env_id}: {e} Need a task like HalfCheetah-v5 (Atari: ppo_atari.py)")
         obs, actions = self.envs[0].observation_space, self.envs[0].action_space
         if not (isinstance(obs, Box) and len(obs.shape) == 1):
-            fail(f"--env-id {env_id}: observes {obs}; need a one-dimensional Box")
+            fail(f"--env-id {env_id}: observes {obs}; need a Box of one dimension (Atari: "
+                 f"ppo_atari.py)")  # fmt: skip
         floats = isinstance(actions, Box) and np.issubdtype(actions.dtype, np.floating)
         if not (isinstance(actions, Discrete) or floats and len(actions.shape) == 1):
-            fail(f"--env-id {env_id}: acts by {actions}; need Discrete, or a one-dimensional Box "
-                 f"of floats")  # fmt: skip
+            fail(f"--env-id {env_id}: acts by {actions}; need Discrete, or a Box of floats of "
+                 f"one dimension")  # fmt: skip
         self.action_space, self.gamma = actions, gamma
         self.obs = np.zeros((num_envs, *obs.shape))
 
@@ -876,20 +877,22 @@ def compiled(function):
     return torch.compile(function, dynamic=False)
 
 
-def make_parser():
-    """SETTINGS as flags; one that is not given stays unset."""
+def make_parser(defaults):
+    """SETTINGS as flags, which stay unset if not given; --help shows `defaults`."""
     parser = argparse.ArgumentParser(
         usage=f"python {SCRIPT} [FLAG ...]", description=__doc__.splitlines()[0],
         epilog="examples:\n" + __doc__[__doc__.index("  python") :],
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
+        argument_default=argparse.SUPPRESS, add_help=False,
     )  # fmt: skip
+    parser.add_argument("-h", "--help", action="store_true", help="show this and exit")
     parser.error = fail
     for row in SETTINGS:
         if isinstance(row, str):
             add = parser.add_argument_group(row).add_argument
             continue
-        flag, default, kind, symbol, words = row
+        flag, _, kind, symbol, words = row
+        default = defaults[flag.replace("-", "_")]
         if default is not None and default is not False:
             words += f" [{f'{default:_}' if type(default) is int else default}]"
         if kind is bool:
@@ -904,7 +907,11 @@ def make_parser():
 def parse_args(argv=None):
     """The settings, checked, and the checkpoint that --resume or --evaluate names, or None."""
     settings = {name: row[1] for name, row in ROWS.items()}
-    given = vars(make_parser().parse_args(argv))
+    given = vars(make_parser(settings).parse_args(argv))
+    settings |= TASKS.get(given.get("env_id", settings["env_id"]), {})
+    if given.pop("help", False):
+        make_parser(settings).print_help()  # the task's own defaults
+        raise SystemExit
     for name, value in given.items():
         flag, _, kind, *_ = ROWS[name]
         if isinstance(kind, tuple) and kind[1:]:  # (type, lowest) or (type, lowest, highest)
@@ -923,8 +930,6 @@ def parse_args(argv=None):
         settings |= checkpoint["settings"] | here
     elif alone := given.keys() & (CHANGEABLE["evaluate"] - CHANGEABLE["resume"] - {"seed"}):
         fail(f"--{min(alone)} goes with --evaluate RUN_DIR")
-    else:
-        settings |= TASKS.get(given.get("env_id", settings["env_id"]), {})
     args = argparse.Namespace(**(settings | given))
 
     args.batch_size = args.num_steps * args.num_envs

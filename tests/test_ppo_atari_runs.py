@@ -290,7 +290,7 @@ def test_best_is_the_best_policy_of_all(tmp_path, short_games, capsys):
 
 def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     """SIGKILL at random moments, and once between writing a checkpoint and renaming it."""
-    flags = [*SMALL, "--total-steps", 32 * 72, "--checkpoint-every", 9]
+    flags = [*SMALL, "--total-steps", 32 * 40, "--checkpoint-every", 5]
     run(*flags, "--run-dir", tmp_path / "whole", before=SHORT_GAMES)
     broken = tmp_path / "broken"
     half_written = (
@@ -307,7 +307,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     run(*flags, "--run-dir", broken, **died)
     assert (broken / "checkpoint.pt.tmp").exists()
     before = torch.load(broken / "checkpoint.pt", weights_only=True)  # the one before is whole
-    assert before["iteration"] in range(9, 72, 9)
+    assert before["iteration"] in range(5, 40, 5)
     kills = 0
     while True:
         size = os.path.getsize(broken / "episodes.csv")
@@ -748,3 +748,33 @@ def test_evaluate_deterministic_plays_the_mode(finished, capsys, monkeypatch):
     flags = ["--evaluate", finished[0], "--episodes", 1, "--deterministic", "--seed", 3]
     assert SCRIPT.main(*flags) == SCRIPT.main(*flags) and len(sampled) == 1
     assert refused(capsys, 2, ["--deterministic"], "--deterministic", "--evaluate")
+
+
+@pytest.mark.parametrize(
+    "flags, steps", [([], "10_000_000"), (["--env-id", "PongNoFrameskip-v4"], "10_000_000")]
+)
+def test_help_shows_the_defaults_of_the_task_and_ends_with_examples(flags, steps, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        SCRIPT.main("--help", *flags)
+    assert not leaving.value.code
+    out, err = capsys.readouterr()
+    text = " ".join(out.split())
+    assert (
+        err == ""
+        and f"agent steps, of 4 frames each [{steps}]" in text
+        and "--gamma γ discount" in text
+    )
+    assert text.index("examples:") > text.index("--video")
+    assert out.rstrip().endswith(ppo_atari.__doc__.rstrip().splitlines()[-1])
+
+
+def test_a_task_of_the_other_kind_names_its_script(tmp_path, capsys):
+    for env_id in ("CartPole-v1", "HalfCheetah-v5"):
+        flags = ["--env-id", env_id, "--run-dir", tmp_path / "run"]
+        assert refused(capsys, 2, flags, "--env-id", env_id, "ppo_continuous.py")
+
+
+def test_a_gpu_that_is_not_used_is_mentioned(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    SCRIPT.main(*SMALL, "--total-steps", 32, "--run-dir", tmp_path / "run")
+    assert capsys.readouterr().out.splitlines()[0] == "a GPU is here: --cuda uses it"

@@ -54,8 +54,8 @@ def test_a_task_has_its_settings_and_a_flag_wins(env_id):
 
 
 def test_the_number_of_iterations_is_that_of_whole_rollouts():
-    args = settings("--num-envs", "3", "--num-steps", "64", "--total-steps", "1000")
-    assert (args.batch_size, args.num_iterations) == (192, 5)
+    args = settings("--num-envs", "3", "--num-steps", "256", "--total-steps", "4000")
+    assert (args.batch_size, args.num_iterations) == (768, 5)
 
 
 # --------------------------------------------------------------------------------- Environment
@@ -422,7 +422,7 @@ def test_the_adaptive_beta_at_its_borders(kl, beta):
 
 
 def test_annealing():
-    flags = ["--num-envs", "1", "--num-steps", "64", "--total-steps", "64000"]
+    flags = ["--num-envs", "1", "--num-steps", "256", "--total-steps", "256000"]
     both, rate, none = (settings(*flags, "--anneal", a) for a in ("both", "learning-rate", "none"))
     alpha = both.learning_rate
     assert ppo_continuous.anneal(both, 250) == pytest.approx((0.75 * alpha, 0.15))
@@ -698,7 +698,8 @@ def test_adam_takes_the_annealed_step_size(anneal, share, tmp_path):
 
 def test_help_ends_with_each_default():
     """Of 0 too, and of a switch that is on."""
-    helps = {action.dest: action.help for action in ppo_continuous.make_parser()._actions}
+    defaults = {name: row[1] for name, row in ppo_continuous.ROWS.items()}
+    helps = {action.dest: action.help for action in ppo_continuous.make_parser(defaults)._actions}
     for name, (_, default, *_) in ppo_continuous.ROWS.items():
         if default is not None and default is not False:
             said = f"{default:_}" if type(default) is int else str(default)

@@ -308,13 +308,13 @@ gym.register("InfReward-v0", Odd, kwargs={"spoil": "reward"})
 
 @pytest.mark.parametrize("flags, words", [
     (["--env-id", "NoSuchTask-v4"], ["--env-id", "NoSuchTask", "HalfCheetah-v5"]),
-    (["--env-id", "Pixels-v0"], ["--env-id", "(8, 8, 3)", "need a one-dimensional Box"]),
-    (["--env-id", "Symbols-v0"], ["--env-id", "Discrete(5)", "need a one-dimensional Box"]),
-    (["--env-id", "Parts-v0"], ["--env-id", "Dict", "need a one-dimensional Box"]),
+    (["--env-id", "Pixels-v0"], ["--env-id", "(8, 8, 3)", "need a Box of one dimension"]),
+    (["--env-id", "Symbols-v0"], ["--env-id", "Discrete(5)", "need a Box of one dimension"]),
+    (["--env-id", "Parts-v0"], ["--env-id", "Dict", "need a Box of one dimension"]),
     (["--env-id", "Many-v0"], ["--env-id", "MultiDiscrete", "need", "Discrete"]),
-    (["--env-id", "Whole-v0"], ["--env-id", "int64", "one-dimensional Box of floats"]),
-    (["--minibatch-size", "300"], ["--minibatch-size", "512"]),
-    (["--total-steps", "500"], ["--total-steps", "512"]),
+    (["--env-id", "Whole-v0"], ["--env-id", "int64", "Box of floats of one dimension"]),
+    (["--minibatch-size", "300"], ["--minibatch-size", "1024"]),
+    (["--total-steps", "500"], ["--total-steps", "1024"]),
     (["--num-envs", "0"], ["--num-envs 0", "need a number at least 1"]),
     (["--num-envs", "two"], ["--num-envs", "two"]),
     (["--gamma", "1.01"], ["--gamma 1.01", "need a number from 0 to 1"]),
@@ -511,3 +511,23 @@ def test_evaluate_deterministic_plays_the_mode(finished, tmp_path, capsys, monke
     flags = ["--evaluate", finished[0], "--episodes", 2, "--deterministic"]
     assert SCRIPT.main(*flags) == SCRIPT.main(*flags)
     assert refused(capsys, 2, ["--deterministic"], "--deterministic", "--evaluate")
+
+
+@pytest.mark.parametrize(
+    "flags, steps", [([], "100_000"), (["--env-id", "HalfCheetah-v5"], "1_000_000")]
+)
+def test_help_shows_the_defaults_of_the_task_and_ends_with_examples(flags, steps, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        SCRIPT.main("--help", *flags)
+    assert not leaving.value.code
+    out, err = capsys.readouterr()
+    text = " ".join(out.split())
+    assert err == "" and f"agent steps [{steps}]" in text and "--gamma γ discount" in text
+    assert text.index("examples:") > text.index("--video")
+    assert out.rstrip().endswith(ppo_continuous.__doc__.rstrip().splitlines()[-1])
+
+
+def test_a_task_of_the_other_kind_names_its_script(tmp_path, capsys):
+    for env_id in ("BreakoutNoFrameskip-v4", "ALE/Pong-v5"):
+        flags = ["--env-id", env_id, "--run-dir", tmp_path / "run"]
+        assert refused(capsys, 2, flags, "--env-id", env_id, "ppo_atari.py")
