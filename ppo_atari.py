@@ -500,7 +500,9 @@ class Run(AbstractContextManager):
             "versions": {n: sys.modules[n].__version__ for n in names if n in sys.modules},
             "settings": vars(args),
         }
-        (self.run_dir / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        beside = self.run_dir / "config.json.tmp"
+        beside.write_text(json.dumps(config, indent=2) + "\n")
+        beside.replace(self.run_dir / "config.json")
         self.csv = open(self.run_dir / "episodes.csv", "w")  # noqa: SIM115
         self._write([("step", "return", "length", "seconds"), *self.episodes])
         # not SummaryWriter, whose thread would report a full disk on its own
@@ -533,8 +535,8 @@ class Run(AbstractContextManager):
                 self.draw()
             raise SystemExit(130)
         elif issubclass(kind, (FloatingPointError, OSError)):
-            fail(f"iteration {self.iteration + 1}: {error}; the last checkpoint in {self.run_dir} "
-                 f"is intact", 1)  # fmt: skip
+            fail(f"iteration {self.iteration + 1}: {error}; any checkpoint in {self.run_dir} is "
+                 f"intact", 1)  # fmt: skip
 
     def iterations(self):
         """Yield 0, 1, 2, ..., when resuming from where the checkpoint was, saving now and then.
@@ -833,7 +835,7 @@ def main(argv=None):
     except FloatingPointError as e:
         fail(e, 1)
     except OSError as e:
-        fail(f"{e.filename or args.run_dir}: {e.strerror}; training needs a new --run-dir")
+        fail(f"{e.filename or args.run_dir}: {e.strerror}; a new run needs a new --run-dir")
 
 
 if __name__ == "__main__":

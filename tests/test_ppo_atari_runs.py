@@ -645,7 +645,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_whole(limit, tmp_pa
     every = 4 if limit == 5_000_000 else 1000
     flags = [*SMALL, "--total-steps", 32 * 300, "--checkpoint-every", every, "--run-dir", run_dir]
     _, err = run(*flags, before=before, status=1)
-    assert one_line(err, "iteration", "File too large", "last checkpoint", run_dir)
+    assert one_line(err, "iteration", "File too large", "any checkpoint", run_dir)
     assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 0
 
 
