@@ -127,7 +127,7 @@ EXPERIMENTS = {
     "breakout": [
         Variant("nature", "breakout/nature", ATARI, BREAKOUT),  # the defaults
         Variant("paper", "breakout/paper", ATARI, BREAKOUT, "--network paper"),
-        Variant("paper-lr-1e-3", "breakout/paper-lr-1e-3", ATARI, BREAKOUT, PAPER_1E_3),
+        Variant("lr-1e-3-paper", "breakout/lr-1e-3-paper", ATARI, BREAKOUT, PAPER_1E_3),
         Variant("baselines", "breakout/baselines", ATARI, BREAKOUT, BASELINES),
     ],
     "precision": [

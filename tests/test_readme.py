@@ -126,7 +126,7 @@ def test_tables_of_results_are_those_of_the_data(experiment, length, tmp_path):
 
 ATARI = {
     "Breakout, `--bf16`": "breakout/nature-bf16",
-    "Breakout, `--network paper --learning-rate 1e-3 --bf16`": "breakout/paper-lr-1e-3-bf16",
+    "Breakout, `--network paper --learning-rate 1e-3 --bf16`": "breakout/lr-1e-3-paper-bf16",
     "Breakout, `--network paper`": "breakout/paper",
     "Breakout, `--network paper --bf16`": "breakout/paper-bf16",
     "Breakout, `--network paper`, in Stable-Baselines3": "breakout-parts/paper-sb3-table5",
@@ -134,7 +134,7 @@ ATARI = {
     "Pong, `--network paper`": "pong/paper",
     "nothing": "breakout/paper-bf16",
     "the network, to the default": "breakout/nature-bf16",
-    "`--learning-rate 1e-3`": "breakout/paper-lr-1e-3-bf16",
+    "`--learning-rate 1e-3`": "breakout/lr-1e-3-paper-bf16",
     "`--num-epochs 4`": "breakout-parts/paper-num-epochs-4-bf16",
     "`--vf-coef 0.25`": "breakout-parts/paper-vf-coef-0.25-bf16",
     "`--max-grad-norm 0`": "breakout-parts/paper-max-grad-norm-0-bf16",
@@ -165,7 +165,7 @@ def test_scores_of_atari_are_those_of_the_data(name):
 @pytest.mark.parametrize("flags, place, seeds", [
     ("`--bf16`", "breakout/nature-bf16", [1]),
     ("`--bf16 --network paper`", "breakout/paper-bf16", [1]),
-    ("`--bf16 --network paper --learning-rate 1e-3`", "breakout/paper-lr-1e-3-bf16", [1, 2, 3]),
+    ("`--bf16 --network paper --learning-rate 1e-3`", "breakout/lr-1e-3-paper-bf16", [1, 2, 3]),
 ])  # fmt: skip
 def test_scores_at_the_top_are_those_of_every_whole_run(flags, place, seeds):
     runs = [
@@ -182,7 +182,7 @@ def test_means_of_three_seeds_are_those_of_the_data():
     read_runs, curve = reproduce.compare.read_runs, reproduce.compare.curve
     larger, nature = (
         read_runs(reproduce.compare.DATA / "breakout" / variant)
-        for variant in ("paper-lr-1e-3-bf16", "nature-bf16")
+        for variant in ("lr-1e-3-paper-bf16", "nature-bf16")
     )
     scores = [reproduce.score(run.table) for run in larger]
     mean, prose = f"{np.mean(scores):.1f}", " ".join(README.split())
