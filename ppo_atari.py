@@ -13,8 +13,7 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 The defaults are the paper's Table 5. Every step that the paper leaves out is marked "not in the
 paper", with its flag if it has one. The sections up to Update are the paper's, in its order.
 
-  python ppo_atari.py                               train on Breakout, on the CPU
-  python ppo_atari.py --cuda                        train on the GPU
+  python ppo_atari.py [--cuda]                      train on Breakout, on the CPU or the GPU
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game
   python ppo_atari.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_atari.py --evaluate RUN_DIR --render   watch what it learned; --video records it
@@ -337,7 +336,7 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     samples["values"] = batch.values[:-1].flatten()
     optimizer.param_groups[0]["lr"] = learning_rate
     clip_eps = torch.tensor(clip_eps, device=device)  # compiled code then takes any value
-    sums, count = torch.zeros(len(STATS), device=device), 0
+    seen = []  # STATS of every minibatch
     for _ in range(args.num_epochs):
         order = torch.randperm(batch.targets.numel(), device=device)
         for indices in order.split(args.minibatch_size):
@@ -348,15 +347,13 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
             # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
             grad_norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
             optimizer.step()
-            sums += torch.cat((stats, grad_norm.view(1)))
-            count += 1
-    stats = dict(zip(STATS, (sums / count).tolist(), strict=True))  # waits for the device
+            seen.append(torch.cat((stats, grad_norm.view(1))))
+    stats = dict(zip(STATS, torch.stack(seen).mean(0).tolist(), strict=True))
     stats["weight_norm"] = nn.utils.get_total_norm(list(net.parameters())).item()
     for name, value in stats.items():
         if not math.isfinite(value):
             raise FloatingPointError(f"{name} is {value}")
-    stats |= {"explained_variance": explained_variance(batch), "learning_rate": learning_rate}
-    return stats
+    return stats | {"explained_variance": explained_variance(batch), "learning_rate": learning_rate}
 
 
 # ============ The paper's part ends here. What follows runs the environments and keeps records.

@@ -333,31 +333,6 @@ def rollout(envs, net, batch):
     return episodes
 
 
-def numpy_policy(net, num_steps, num_envs):
-    """π_θ in numpy, since torch takes five times as long for a single observation.
-
-    Returns a function of t = 0, ..., T - 1 and raw obs (N, observation size) that samples actions.
-    """
-    linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
-    *hidden, last = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
-    mean, std = net.obs_moments.mean.numpy(), (net.obs_moments.var + 1e-8).sqrt().numpy()
-    noise = torch.empty(num_steps, num_envs, len(last[1]))
-    if net.log_std is None:
-        noise = noise.exponential_().log().neg().numpy()  # Gumbel's: argmax(logits + noise) ~ π
-    else:
-        noise = (noise.normal_() * net.log_std.detach().exp()).numpy()
-
-    def policy(t, obs):
-        x = ((obs - mean) / std).clip(-10, 10) if net.norm_obs else obs
-        x = x.astype(np.float32)
-        for weight, bias in hidden:
-            x = np.tanh(x @ weight + bias)
-        out = x @ last[0] + last[1] + noise[t]
-        return out.argmax(-1) if net.log_std is None else out
-
-    return policy
-
-
 # ---------------------------------------------------------------------------------- Advantages
 
 
@@ -577,6 +552,31 @@ class Environments:
     def _check(self, *seen):
         if not all(np.isfinite(x).all() for x in seen):
             raise FloatingPointError(f"the environment gave {' and '.join(map(str, seen))}")
+
+
+def numpy_policy(net, num_steps, num_envs):
+    """π_θ in numpy, since torch takes five times as long for a single observation.
+
+    Returns a function of t = 0, ..., T - 1 and raw obs (N, observation size) that samples actions.
+    """
+    linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
+    *hidden, last = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
+    mean, std = net.obs_moments.mean.numpy(), (net.obs_moments.var + 1e-8).sqrt().numpy()
+    noise = torch.empty(num_steps, num_envs, len(last[1]))
+    if net.log_std is None:
+        noise = noise.exponential_().log().neg().numpy()  # Gumbel's: argmax(logits + noise) ~ π
+    else:
+        noise = (noise.normal_() * net.log_std.detach().exp()).numpy()
+
+    def policy(t, obs):
+        x = ((obs - mean) / std).clip(-10, 10) if net.norm_obs else obs
+        x = x.astype(np.float32)
+        for weight, bias in hidden:
+            x = np.tanh(x @ weight + bias)
+        out = x @ last[0] + last[1] + noise[t]
+        return out.argmax(-1) if net.log_std is None else out
+
+    return policy
 
 
 # ------------------------------------------------------------------------------------- Records
