@@ -86,7 +86,8 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("network", "nature", ["nature", "paper"], None,
      "of [Mni+15], as in the authors' first code, or of [Mni+16], as in Sec. 6.4"),
     "not in the paper; in OpenAI's Baselines",
-    ("norm-adv", True, bool, None, "normalise the advantages of each minibatch"),
+    ("norm-adv", "minibatch", ["rollout", "minibatch", "none"], None,
+     "standardise the advantages of a whole rollout (ppo1) or of each minibatch (ppo2)"),
     ("orthogonal", True, bool, None, "orthogonal initial weights, a small policy head"),
     ("max-grad-norm", 0.5, (float, 0), "NORM", "clip the gradient's norm; 0 disables"),
     ("adam-eps", 1e-5, (float, 0), "EPS", "Adam's ε (PyTorch: 1e-8)"),
@@ -237,9 +238,7 @@ def rollout(games, policy, batch):
         batch.rewards[t] = torch.from_numpy(rewards).sign()  # not in the paper: [Mni+15]'s clipping
         batch.terminated[t] = torch.from_numpy(terminated)
         batch.truncated[t] = torch.from_numpy(truncated)
-        if (
-            truncated.any()
-        ):  # not in the paper: a time limit is no end, V stands for what is cut off
+        if truncated.any():  # not in the paper: a time limit is no end, V stands for the rest
             final_frames = torch.from_numpy(final_obs).permute(0, 2, 3, 1).contiguous()
             batch.final_values[t] = policy(final_frames.to(device))[2].cpu()
         episodes += [(t, score, length) for score, length in finished]
@@ -276,6 +275,20 @@ def estimate_advantages(batch, gamma, gae_lambda):
     batch.targets = batch.advantages + values[:-1]  # V^targ; the PPO paper leaves it open
 
 
+def masked_mean(x, mask):
+    """Mean of x over where the mask is 1, of the same shape; 0 if it is 1 nowhere."""
+    return (x * mask).sum() / mask.sum().clamp(min=1)
+
+
+def standardise(advantages, mask):
+    """Advantages with mean 0 and std 1, over where the mask is 1.
+
+    Not in the paper: Baselines' (--norm-adv none)
+    """
+    advantages = advantages - masked_mean(advantages, mask)
+    return advantages / (masked_mean(advantages.square(), mask).sqrt() + 1e-8)
+
+
 # -------------------------------------------------------------------------------------- Update
 
 
@@ -288,21 +301,16 @@ def ppo_loss(logits, values, minibatch, clip_eps, vf_coef, ent_coef, norm_adv, c
     logits (M, number of actions) and values (M,) are those of θ; `minibatch` has fields (M, ...).
     A step whose action was not the policy's carries no information about π: it counts in L^VF only.
     """
-
-    def mean(x):  # over the steps whose action the policy chose
-        return (x * minibatch.policy_mask).sum() / minibatch.policy_mask.sum().clamp(min=1)
-
-    advantages = minibatch.advantages
-    if norm_adv:  # not in the paper: Baselines' normalisation (--no-norm-adv)
-        advantages = advantages - mean(advantages)
-        advantages = advantages / (mean(advantages.square()).sqrt() + 1e-8)
+    advantages, mask = minibatch.advantages, minibatch.policy_mask
+    if norm_adv == "minibatch":
+        advantages = standardise(advantages, mask)
 
     log_pi = logits.log_softmax(-1)
     log_ratio = log_pi.gather(-1, minibatch.actions.unsqueeze(-1)).squeeze(-1) - minibatch.log_probs
     ratio = log_ratio.exp()  # r_t(θ), Eq. 6
     clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
-    l_clip = mean(torch.min(ratio * advantages, clipped * advantages))  # Eq. 7
-    entropy = mean(-(log_pi.exp() * log_pi).sum(-1))  # S[π_θ]
+    l_clip = masked_mean(torch.min(ratio * advantages, clipped * advantages), mask)  # Eq. 7
+    entropy = masked_mean(-(log_pi.exp() * log_pi).sum(-1), mask)  # S[π_θ]
 
     value_errors = (values - minibatch.targets).square()
     if clip_value_loss:  # not in the paper: Baselines' value clipping (off by default), the larger
@@ -312,8 +320,9 @@ def ppo_loss(logits, values, minibatch, clip_eps, vf_coef, ent_coef, norm_adv, c
     l_vf = value_errors.mean()  # without ½, as in the paper
 
     objective = l_clip - vf_coef * l_vf + ent_coef * entropy  # Eq. 9
-    approx_kl = mean(ratio - 1 - log_ratio)  # KL(π_θold ‖ π_θ), k3 of joschu.net/blog/kl-approx
-    clip_fraction = mean(((ratio - 1).abs() > clip_eps).float())
+    # KL(π_θold ‖ π_θ), estimated as k3 of joschu.net/blog/kl-approx
+    approx_kl = masked_mean(ratio - 1 - log_ratio, mask)
+    clip_fraction = masked_mean(((ratio - 1).abs() > clip_eps).float(), mask)
     return -objective, torch.stack((-l_clip, l_vf, entropy, approx_kl, clip_fraction)).detach()
 
 
@@ -334,6 +343,8 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     names = ("frames", "actions", "log_probs", "policy_mask", "advantages", "targets")
     samples = {name: getattr(batch, name).flatten(0, 1).to(device) for name in names}  # (T·N, ...)
     samples["values"] = batch.values[:-1].flatten()
+    if args.norm_adv == "rollout":
+        samples["advantages"] = standardise(samples["advantages"], samples["policy_mask"])
     optimizer.param_groups[0]["lr"] = learning_rate
     clip_eps = torch.tensor(clip_eps, device=device)  # compiled code then takes any value
     seen = []  # STATS of every minibatch

@@ -17,7 +17,7 @@ that the paper leaves out is marked "not in the paper", with the flag that turns
   python ppo_continuous.py --env-id HalfCheetah-v5       a million steps, Box actions
   python ppo_continuous.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_continuous.py --evaluate RUN_DIR --render   watch what it learned; --video records it
-  python ppo_continuous.py --env-id HalfCheetah-v5 --no-norm-obs --no-norm-reward --no-norm-adv \
+  python ppo_continuous.py --env-id HalfCheetah-v5 --no-norm-obs --no-norm-reward --norm-adv none \
       --no-orthogonal --anneal none --max-grad-norm 0 --adam-eps 1e-8       without all that
 """
 
@@ -81,7 +81,8 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     "not in the paper; in OpenAI's Baselines",
     ("norm-obs", True, bool, None, "normalise observations, clip them at ±10"),
     ("norm-reward", True, bool, None, "scale rewards by the std of returns, clip them at ±10"),
-    ("norm-adv", True, bool, None, "normalise the advantages of each minibatch"),
+    ("norm-adv", "minibatch", ["rollout", "minibatch", "none"], None,
+     "standardise the advantages of a whole rollout (ppo1) or of each minibatch (ppo2)"),
     ("orthogonal", True, bool, None, "orthogonal initial weights, a small policy head"),
     ("anneal", "learning-rate", ["both", "learning-rate", "none"], None,
      "what α multiplies as it falls from 1 to 0: Adam's step size, or that and ε"),
@@ -362,6 +363,12 @@ def estimate_advantages(batch, gamma, gae_lambda):
     batch.targets = batch.advantages + values[:-1]  # V^targ; the PPO paper leaves it open
 
 
+def standardise(advantages):
+    """Advantages with mean 0 and std 1. Not in the paper: Baselines' (--norm-adv none)"""
+    advantages = advantages - advantages.mean()
+    return advantages / (advantages.square().mean().sqrt() + 1e-8)
+
+
 def scale_rewards(batch, moments):
     """Divide a rollout's rewards by the std of all discounted returns so far; clip them at ±10.
 
@@ -403,9 +410,8 @@ def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef
     advantages and value targets.
     """
     advantages = minibatch.advantages
-    if norm_adv:  # not in the paper: Baselines' normalisation (--no-norm-adv)
-        advantages = advantages - advantages.mean()
-        advantages = advantages / (advantages.square().mean().sqrt() + 1e-8)
+    if norm_adv == "minibatch":
+        advantages = standardise(advantages)
 
     ratio = (pi.log_prob(minibatch.actions) - minibatch.log_probs).exp()  # r_t(θ), Eq. 6
     kl = minibatch.pi.kl(pi) if objective.startswith("kl") else None
@@ -456,6 +462,8 @@ def update(take_step, net, optimizer, batch, learning_rate, clip_eps, beta, args
         "advantages": batch.advantages.flatten(),
         "targets": batch.targets.flatten(),
     }
+    if args.norm_adv == "rollout":
+        samples["advantages"] = standardise(samples["advantages"])
     optimizer.param_groups[0]["lr"].fill_(learning_rate)
     clip_eps = torch.tensor(clip_eps)  # compiled code then takes any value
     whole = (net, SimpleNamespace(**samples), args.objective, clip_eps, beta)

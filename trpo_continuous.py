@@ -79,7 +79,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("learning-rate", 1e-3, (float, 0), "LR", "Adam's step size for the critic"),
     ("norm-obs", True, bool, None, "normalise observations, clip them at ±10"),
     ("norm-reward", True, bool, None, "scale rewards by the std of returns, clip them at ±10"),
-    ("norm-adv", True, bool, None, "normalise the advantages of a rollout"),
+    ("norm-adv", "rollout", ["rollout", "none"], None, "standardise a rollout's advantages"),
     ("orthogonal", True, bool, None, "orthogonal initial weights, a small policy head"),
     "machine",
     ("threads", 1, (int, 1, 1024), "THREADS", "of torch; more than 1 slows networks this small"),
@@ -344,6 +344,12 @@ def estimate_advantages(batch, gamma, gae_lambda):
     batch.targets = batch.advantages + values[:-1]  # V^targ; the PPO paper leaves it open
 
 
+def standardise(advantages):
+    """Advantages with mean 0 and std 1. Not in the paper: Baselines' (--norm-adv none)"""
+    advantages = advantages - advantages.mean()
+    return advantages / (advantages.square().mean().sqrt() + 1e-8)
+
+
 def scale_rewards(batch, moments):
     """Divide a rollout's rewards by the std of all discounted returns so far; clip them at ±10.
 
@@ -493,11 +499,8 @@ def update(net, optimizer, batch, args):
     Returns the scalars to log; FloatingPointError if one is not finite.
     """
     advantages = batch.advantages.flatten()  # (T, N) -> (T·N,)
-    # not in the paper: Baselines' normalisation (--no-norm-adv). Only the subtracted mean matters:
-    # β s is the same for any scale
-    if args.norm_adv:
-        advantages = advantages - advantages.mean()
-        advantages = advantages / (advantages.square().mean().sqrt() + 1e-8)
+    if args.norm_adv == "rollout":  # only the subtracted mean matters: β s is the same at any scale
+        advantages = standardise(advantages)
     samples = SimpleNamespace(obs=batch.obs, actions=batch.actions.flatten(0, 1), pi=batch.pi,
                               log_probs=batch.log_probs, advantages=advantages)  # fmt: skip
     stats = trust_region_step(net, samples, args)

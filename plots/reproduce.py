@@ -4,6 +4,7 @@
   python plots/reproduce.py figure2                   the surrogates along the first update, Hopper
   python plots/reproduce.py small-tasks               PPO and TRPO on four small tasks
   python plots/reproduce.py figure3                   PPO and TRPO on seven MuJoCo tasks
+  python plots/reproduce.py steps                     PPO with and without what the paper leaves out
   python plots/reproduce.py objectives                PPO's four objectives on HalfCheetah
   python plots/reproduce.py table1                    every objective of PPO on those seven tasks
   python plots/reproduce.py table1-plain              without any step that the paper leaves out
@@ -72,9 +73,11 @@ TABLE1 = {  # of the PPO paper: a row's average normalised score, and the flags 
     "kl-fixed-10": (0.69, "--objective kl-fixed --kl-beta 10"),
 }
 PLAIN = (
-    " --no-norm-obs --no-norm-reward --no-norm-adv --no-orthogonal --anneal none"
+    " --no-norm-obs --no-norm-reward --norm-adv none --no-orthogonal --anneal none"
     " --max-grad-norm 0 --adam-eps 1e-8"
 )
+PPO1 = "--norm-adv rollout --no-norm-reward --max-grad-norm 0 --anneal both"  # Baselines' first
+PPO2 = "--norm-reward --max-grad-norm 0.5 --anneal learning-rate --norm-adv"  # and its later code
 PAPER_1E_3 = "--network paper --learning-rate 1e-3"  # the step size of the authors' first code
 BASELINES = "--num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate"
 
@@ -111,6 +114,12 @@ EXPERIMENTS = {
     "figure3": [
         Variant("ppo", "figure3/ppo", PPO, MUJOCO),
         Variant("trpo", "figure3/trpo", TRPO, MUJOCO),
+    ],
+    "steps": [
+        Variant("minibatch", "steps/minibatch", PPO, MUJOCO, PPO2 + " minibatch"),
+        Variant("rollout", "steps/rollout", PPO, MUJOCO, PPO2 + " rollout"),
+        Variant("ppo1", "steps/ppo1", PPO, MUJOCO, PPO1),
+        Variant("plain", "table1-plain/clip-0.2", PPO, MUJOCO, PLAIN),
     ],
     "objectives": [
         row_of_table1(row, ("HalfCheetah-v5",))

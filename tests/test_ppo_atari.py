@@ -332,7 +332,7 @@ def reference_loss(logits, values, b, eps, c1, c2, norm_adv, clip_value_loss):
     """Eq. 6, 7 and 9, one sample after the other."""
     own = [i for i in range(len(values)) if b.policy_mask[i]]
     advantages = b.advantages.tolist()
-    if norm_adv:
+    if norm_adv == "minibatch":
         mean = sum(advantages[i] for i in own) / len(own)
         std = math.sqrt(sum((advantages[i] - mean) ** 2 for i in own) / len(own))
         advantages = [(a - mean) / (std + 1e-8) for a in advantages]
@@ -357,7 +357,7 @@ def reference_loss(logits, values, b, eps, c1, c2, norm_adv, clip_value_loss):
     return -(l_clip - c1 * l_vf + c2 * entropy), (-l_clip, l_vf, entropy, kl, outside)
 
 
-@pytest.mark.parametrize("norm_adv", [False, True])
+@pytest.mark.parametrize("norm_adv", ["minibatch", "rollout", "none"])
 @pytest.mark.parametrize("clip_value_loss", [False, True])
 def test_loss_and_gradient_are_eq_9(norm_adv, clip_value_loss):
     logits, values, batch = random_minibatch()
@@ -385,7 +385,7 @@ def test_loss_and_gradient_are_eq_9(norm_adv, clip_value_loss):
 def test_a_pressed_fire_teaches_the_value_alone():
     logits, values, batch = random_minibatch()
     logits.requires_grad_(), values.requires_grad_()
-    ppo_atari.ppo_loss(logits, values, batch, 0.2, 0.5, 0.01, True, False)[0].backward()
+    ppo_atari.ppo_loss(logits, values, batch, 0.2, 0.5, 0.01, "minibatch", False)[0].backward()
     assert (logits.grad[[2, 7]] == 0).all() and (logits.grad.abs().sum(-1) > 0).sum() > 4
     assert (values.grad[[2, 7]] != 0).all()
 
@@ -396,7 +396,7 @@ def test_clipped_value_loss_holds_the_value():
     batch.values = torch.zeros(3, dtype=torch.float64)
     batch.targets = torch.ones(3, dtype=torch.float64)
     values = torch.tensor([0.05, 0.3, -0.3], dtype=torch.float64, requires_grad=True)
-    ppo_atari.ppo_loss(logits, values, batch, 0.1, 1.0, 0.0, False, True)[0].backward()
+    ppo_atari.ppo_loss(logits, values, batch, 0.1, 1.0, 0.0, "none", True)[0].backward()
     assert values.grad[0] < 0 and values.grad[1] == 0 and values.grad[2] < 0
 
 
@@ -447,9 +447,9 @@ class UpdateLog:
             assert clip_eps.item() == pytest.approx(0.1)
             self.seen.append(minibatch)
             now = (*self.net(minibatch.frames), minibatch)
-            value, stats = ppo_atari.ppo_loss(*now, clip_eps, 1.0, 0.01, True, False)
+            value, stats = ppo_atari.ppo_loss(*now, clip_eps, 1.0, 0.01, args.norm_adv, False)
             self.stats.append(stats)
-            self.references.append(reference_loss(*now, 0.1, 1.0, 0.01, True, False)[1])
+            self.references.append(reference_loss(*now, 0.1, 1.0, 0.01, args.norm_adv, False)[1])
             return (value * spoil if spoil else value), stats
 
         self.targets = batch.targets.flatten()
@@ -497,6 +497,16 @@ def test_every_epoch_sees_every_sample_once_in_a_new_order():
     assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[0], log.targets)
 
 
+def test_advantages_are_standardised_once_a_rollout():
+    """With --norm-adv rollout, over the steps whose action the policy chose."""
+    log = UpdateLog("--norm-adv", "rollout", "--num-epochs", "1")
+    raw, own = log.batch.advantages.flatten(), log.batch.policy_mask.flatten().bool()
+    assert 0 < (~own).sum() < 20
+    standard = (raw - raw[own].mean()) / raw[own].std(correction=0)
+    given = torch.cat([minibatch.advantages for minibatch in log.seen])
+    torch.testing.assert_close(given.sort().values, standard.sort().values, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("max_grad_norm", [0.05, 0])
 def test_update_is_adam_on_clipped_gradients(max_grad_norm):
     """The same minibatches through the textbook's Adam, written out, in float32."""
@@ -504,7 +514,8 @@ def test_update_is_adam_on_clipped_gradients(max_grad_norm):
     net, moments = log.before, {}
     norms = []
     for count, minibatch in enumerate(log.seen, 1):
-        loss, _ = ppo_atari.ppo_loss(*net(minibatch.frames), minibatch, 0.1, 1.0, 0.01, True, False)
+        now = (*net(minibatch.frames), minibatch)
+        loss, _ = ppo_atari.ppo_loss(*now, 0.1, 1.0, 0.01, "minibatch", False)
         gradients = torch.autograd.grad(loss, list(net.parameters()))
         norms.append(math.sqrt(sum(g.double().square().sum().item() for g in gradients)))
         scale = min(1, max_grad_norm / norms[-1]) if max_grad_norm else 1
@@ -569,9 +580,8 @@ def test_probe_a_pixel_policy_learns_what_the_picture_says():
     batch = make_batch(16, 16, torch.device("cpu"))
 
     def loss(minibatch, clip_eps):
-        return ppo_atari.ppo_loss(
-            *net(minibatch.frames), minibatch, clip_eps, 1.0, 0.01, True, False
-        )
+        now = (*net(minibatch.frames), minibatch)
+        return ppo_atari.ppo_loss(*now, clip_eps, 1.0, 0.01, "minibatch", False)
 
     for _ in range(15):
         rollout(games, lambda frames: act(net, frames), batch)
@@ -624,7 +634,7 @@ def test_train_hands_every_setting_to_where_it_belongs(tmp_path, monkeypatch):
         monkeypatch.setattr(ppo_atari, name, spy)
     flags = "--num-envs 2 --num-steps 4 --minibatch-size 8 --num-epochs 1 --total-steps 32"
     extra = ("--network nature --no-orthogonal --adam-eps 1e-3 --vf-coef 0.3 --ent-coef 0.4 "
-             "--gamma 0.9 --gae-lambda 0.8 --no-norm-adv --clip-value-loss")  # fmt: skip
+             "--gamma 0.9 --gae-lambda 0.8 --norm-adv none --clip-value-loss")  # fmt: skip
     ppo_atari.main([*flags.split(), *extra.split(), "--run-dir", str(tmp_path / "run")])
     assert seen["net"] == [(4, "nature", False, False)]
     assert seen["eps"] == pytest.approx([0.1, 0.075, 0.05, 0.025])
@@ -632,7 +642,7 @@ def test_train_hands_every_setting_to_where_it_belongs(tmp_path, monkeypatch):
         [2.5e-4 * a for a in (1, 0.75, 0.5, 0.25)]
     )
     assert {eps for _, eps in seen["adam"]} == {1e-3}
-    assert seen["loss"] == {(0.3, 0.4, False, True)}  # c1, c2, norm_adv, clip_value_loss
+    assert seen["loss"] == {(0.3, 0.4, "none", True)}  # c1, c2, norm_adv, clip_value_loss
     assert seen["gae"] == {(0.9, 0.8)}
 
 

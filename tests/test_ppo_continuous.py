@@ -349,7 +349,7 @@ def random_minibatch(kind, size=12):
 def reference_loss(kind, batch, leaves, values, objective, eps, beta, c1, c2, norm_adv):
     """Eq. 6 to 9, one sample after the other."""
     advantages = np.array(batch.advantages.tolist())
-    if norm_adv:
+    if norm_adv == "minibatch":
         advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
     total = 0.0
     for i in range(len(values)):
@@ -380,7 +380,7 @@ def reference_loss(kind, batch, leaves, values, objective, eps, beta, c1, c2, no
 
 @pytest.mark.parametrize("kind", ["softmax", "normal"])
 @pytest.mark.parametrize("objective", ["clip", "kl-adaptive", "kl-fixed", "none"])
-@pytest.mark.parametrize("norm_adv, c2", [(True, 0.03), (False, 0.0)])
+@pytest.mark.parametrize("norm_adv, c2", [("minibatch", 0.03), ("rollout", 0.0), ("none", 0.0)])
 def test_loss_and_gradient_are_eq_9(kind, objective, norm_adv, c2):
     batch, leaves, values = random_minibatch(kind)
     args = (objective, 0.2, 0.4, 0.7, c2, norm_adv)
@@ -453,7 +453,7 @@ class UpdateLog:
         batch.targets = targets = torch.randn(16, 4)
         batch.advantages = targets - batch.values[:-1]
         self.targets, self.seen, self.ratios, self.kls = targets.flatten(), [], [], []
-        self.grad_norms = []
+        self.grad_norms, self.advantages = [], []
 
         def gradient_step(net, optimizer, minibatch, clip_eps, beta, args):
             twin = copy.deepcopy(net)
@@ -465,6 +465,7 @@ class UpdateLog:
             with torch.no_grad():
                 pi = net.pi(minibatch.obs)
             self.seen.append(minibatch.targets)
+            self.advantages.append(minibatch.advantages)
             self.kls.append(minibatch.pi.kl(pi).mean().item())
             self.ratios.append((pi.log_prob(minibatch.actions) - minibatch.log_probs).exp())
             if spoil:
@@ -557,6 +558,16 @@ def test_every_epoch_sees_every_sample_once_in_a_new_order():
     for epoch in epochs:
         assert torch.equal(epoch.sort().values, log.targets.sort().values)
     assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[0], log.targets)
+
+
+@pytest.mark.parametrize("norm_adv", ["rollout", "none"])
+def test_advantages_are_standardised_once_a_rollout(norm_adv):
+    log = UpdateLog("--norm-adv", norm_adv, "--num-epochs", "1")
+    expected = log.batch.advantages.flatten()
+    if norm_adv == "rollout":
+        expected = (expected - expected.mean()) / expected.std(correction=0)
+    given = torch.cat(log.advantages)
+    torch.testing.assert_close(given.sort().values, expected.sort().values, rtol=1e-4, atol=1e-5)
 
 
 def test_target_kl_ends_the_epochs():

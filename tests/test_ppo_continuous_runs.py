@@ -436,7 +436,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_whole(every, kiloby
 @pytest.mark.parametrize("flags", [
     ["--env-id", "LunarLander-v3"], ["--env-id", "LunarLanderContinuous-v3"],
     ["--env-id", "Hopper-v5", "--objective", "kl-adaptive", "--gae-lambda", "1"],
-    ["--env-id", "Pendulum-v1", "--no-norm-obs", "--no-norm-reward", "--no-norm-adv",
+    ["--env-id", "Pendulum-v1", "--no-norm-obs", "--no-norm-reward", "--norm-adv", "none",
      "--no-orthogonal", "--anneal", "none", "--max-grad-norm", "0", "--adam-eps", "1e-8"],
 ])  # fmt: skip
 def test_other_settings_run(flags, tmp_path, capsys):

@@ -151,8 +151,8 @@ def test_the_scripts_take_the_commands(experiment):
             assert (args.objective, args.total_steps) == (kind or "none", 10**6)
             setting = {"clip": "clip_eps", "kl-adaptive": "kl_target", "kl-fixed": "kl_beta"}
             assert not kind or getattr(args, setting[kind]) == float(value)
-            plain = not (args.norm_obs or args.norm_reward or args.norm_adv or args.orthogonal)
-            assert plain == (experiment == "table1-plain")
+            plain = not (args.norm_obs or args.norm_reward or args.orthogonal)
+            assert plain == (args.norm_adv == "none") == (experiment == "table1-plain")
             numbers = (args.anneal, args.max_grad_norm, args.adam_eps)
             assert not plain or numbers == ("none", 0, 1e-8)
 

@@ -221,7 +221,7 @@ def test_a_critic_that_is_not_finite_stops_the_run(tmp_path, capsys):
     ["--env-id", "LunarLander-v3", "--fvp-fraction", "0.1", "--cg-iters", "1"],
     ["--env-id", "LunarLanderContinuous-v3", "--max-kl", "1e-12"],
     ["--env-id", "Hopper-v5", "--gae-lambda", "1", "--cg-damping", "0", "--backtrack-coef", "0.5"],
-    ["--env-id", "Pendulum-v1", "--no-norm-obs", "--no-norm-reward", "--no-norm-adv",
+    ["--env-id", "Pendulum-v1", "--no-norm-obs", "--no-norm-reward", "--norm-adv", "none",
      "--no-orthogonal", "--line-search-steps", "1", "--cg-iters", "30"],
 ])  # fmt: skip
 def test_other_settings_run(flags, tmp_path, capsys):

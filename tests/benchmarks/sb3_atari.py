@@ -87,6 +87,8 @@ def main():
     for name in ("resume", "evaluate", "goal_score", "compile", "bf16", "clip_value_loss"):
         if getattr(args, name):
             parser.error(f"--{name.replace('_', '-')} is not for Stable-Baselines3")
+    if args.norm_adv == "rollout":
+        parser.error("--norm-adv rollout is not for Stable-Baselines3")
     if not args.max_grad_norm or own.stop > args.total_steps:
         parser.error("--max-grad-norm must be above 0, and --stop not above --total-steps")
     run_dir = Path(own.run_dir or args.run_dir.replace("ppo_atari", "sb3_atari", 1))
@@ -104,7 +106,8 @@ def main():
         "CnnPolicy", VecFrameStack(env, 4), n_steps=args.num_steps, n_epochs=args.num_epochs,
         batch_size=args.minibatch_size, learning_rate=learning_rate, clip_range=clip_eps,
         gamma=args.gamma, gae_lambda=args.gae_lambda, vf_coef=args.vf_coef, ent_coef=args.ent_coef,
-        max_grad_norm=args.max_grad_norm, normalize_advantage=args.norm_adv, seed=args.seed,
+        max_grad_norm=args.max_grad_norm, seed=args.seed,
+        normalize_advantage=args.norm_adv == "minibatch",
         device="cuda" if args.cuda else "cpu",
         policy_kwargs={
             "features_extractor_class": Trunk,

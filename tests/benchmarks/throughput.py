@@ -58,8 +58,7 @@ def ours(flags, iterations):
     import ppo_atari
 
     spent, marks, timed = clock(ppo_atari)
-    if "--compile" not in flags:  # a compiled function cannot hold a clock
-        ppo_atari.act = timed("inference", ppo_atari.act)
+    ppo_atari.rollout = timed("rollout", ppo_atari.rollout)
     ppo_atari.Games.step = timed("emulator", ppo_atari.Games.step)
     ppo_atari.update = timed("update", ppo_atari.update)
     args, _ = ppo_atari.parse_args(flags)
@@ -67,6 +66,7 @@ def ours(flags, iterations):
     with tempfile.TemporaryDirectory() as folder:
         ppo_atari.main([*flags, "--total-steps", str(batch * (iterations + 2)), "--run-dir",
                         f"{folder}/run", "--checkpoint-every", "1000000"])  # fmt: skip
+    spent["inference"] = spent.pop("rollout") - spent["emulator"]  # with the storing
     seconds = marks[-1] - marks[1]
     steps = batch * iterations
     return {
@@ -183,14 +183,16 @@ def median(results, key="steps_per_second"):
 
 def ratio(args):
     """SB3 and this script at SB3's settings, and this script at the paper's, in turns."""
-    machine = ["--threads", str(args.threads)] + ["--cuda", "--compile"] * args.cuda
+    machine = ["--threads", str(args.threads)] + ["--cuda"] * args.cuda
     variants = {
         "SB3, its settings": None,
         "ppo_atari.py, SB3's settings": SB3_SETTINGS,
-        "ppo_atari.py, SB3's settings, --bf16": [*SB3_SETTINGS, "--bf16"],
-        "ppo_atari.py, defaults": [],
-        "ppo_atari.py, defaults, --bf16": ["--bf16"],
+        "ppo_atari.py, SB3's settings, --compile": [*SB3_SETTINGS, "--compile"],
+        "ppo_atari.py, defaults, --compile": ["--compile"],
     }
+    if args.bf16:
+        for name in list(variants)[2:]:
+            variants[f"{name} --bf16"] = [*variants[name], "--bf16"]
     results = defaultdict(list)
     for turn in range(args.repeats):
         for name, flags in variants.items():
@@ -249,6 +251,7 @@ def main():
     parser.add_argument("--iterations", type=int, default=20, help="of 1,024 steps, a turn")
     parser.add_argument("--threads", type=int, default=cores)
     parser.add_argument("--cuda", action="store_true")
+    parser.add_argument("--bf16", action="store_true", help="the compiled rows with bfloat16 too")
     parser.add_argument("--subprocesses", action="store_true", help="SB3's SubprocVecEnv")
     args = parser.parse_args()
     for experiment in (ratio, scale):
