@@ -52,6 +52,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import nn
+from torch.distributions import Categorical, Independent, Normal, kl_divergence
 from tqdm import tqdm
 
 # ------------------------------------------------------------------------------------ Settings
@@ -182,9 +183,12 @@ class ActorCritic(nn.Module):
         return obs.float()
 
     def pi(self, obs):
-        """π(·|s) for normalised obs (B, observation size)."""
+        """π(·|s) for normalised obs (B, observation size): softmax, or normal in each action."""
         out = self.actor(obs)
-        return Categorical(out) if self.log_std is None else Gaussian(out, self.log_std)
+        if self.log_std is None:
+            return Categorical(logits=out, validate_args=False)
+        normal = Normal(out, self.log_std.exp(), validate_args=False)
+        return Independent(normal, 1, validate_args=False)
 
     def forward(self, obs):
         """π(·|s) and V(s), (B,), for normalised obs (B, observation size)."""
@@ -217,68 +221,14 @@ class RunningMoments(nn.Module):
         self.count.copy_(total)
 
 
-class Categorical:
-    """Softmax policies: π(a|s) of B states, from logits (B, number of actions); a (B,)."""
-
-    def __init__(self, logits):
-        self.log_pi = logits.log_softmax(-1)
-
-    def __getitem__(self, index):
-        return Categorical(self.log_pi[index])
-
-    def copy(self):
-        return Categorical(self.log_pi.detach())
-
-    def sample(self):
-        return torch.multinomial(self.log_pi.exp(), 1).squeeze(-1)
-
-    def mode(self):
-        return self.log_pi.argmax(-1)
-
-    def log_prob(self, actions):
-        return self.log_pi.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-
-    def entropy(self):
-        return -(self.log_pi.exp() * self.log_pi).sum(-1)
-
-    def kl(self, new):
-        """KL(self ‖ new) in every state, (B,)"""
-        return (self.log_pi.exp() * (self.log_pi - new.log_pi)).sum(-1)
-
-
-class Gaussian:
-    """Normal policies: π(a|s) of B states, from means (B, D) and state-independent log-stds (D,);
-    a (B, D), its components independent."""
-
-    def __init__(self, mean, log_std):
-        self.mean, self.log_std = mean, log_std
-
-    def __getitem__(self, index):
-        return Gaussian(self.mean[index], self.log_std)
-
-    def copy(self):
-        return Gaussian(self.mean.detach(), self.log_std.detach().clone())
-
-    def sample(self):
-        return self.mean + self.log_std.exp() * torch.randn_like(self.mean)
-
-    def mode(self):
-        return self.mean
-
-    def log_prob(self, actions):
-        z = (actions - self.mean) * (-self.log_std).exp()
-        constant = 0.5 * math.log(2 * math.pi) * z.shape[-1]
-        return -0.5 * z.square().sum(-1) - (self.log_std.sum() + constant)
-
-    def entropy(self):
-        entropy = (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
-        return entropy.expand(len(self.mean))
-
-    def kl(self, new):
-        """KL(self ‖ new) in every state, (B,)"""
-        second_moment = (2 * self.log_std).exp() + (self.mean - new.mean).square()
-        kl = new.log_std - self.log_std + 0.5 * second_moment * (-2 * new.log_std).exp() - 0.5
-        return kl.sum(-1)
+def select(x, indices):
+    """Some rows of a tensor; of a policy π(·|s), some of its states."""
+    if isinstance(x, torch.Tensor):
+        return x[indices]
+    if isinstance(x, Categorical):
+        return Categorical(logits=x.logits[indices], validate_args=False)
+    normal = Normal(x.base_dist.loc[indices], x.base_dist.scale[indices], validate_args=False)
+    return Independent(normal, 1, validate_args=False)
 
 
 # ------------------------------------------------------------------------------------- Rollout
@@ -324,8 +274,7 @@ def rollout(envs, net, batch):
 
     # log-probs and values of the whole rollout, in one batch: much faster, same up to rounding
     batch.obs = net.normalise(batch.raw_obs.flatten(0, 1))  # (T·N, observation size)
-    pi, values = net(batch.obs)
-    batch.pi = pi.copy()  # π_θold stays what it was when the update changes the stds
+    batch.pi, values = net(batch.obs)
     batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
     batch.values[:-1] = values.view(num_steps, -1)
     batch.values[-1] = net(net.normalise(torch.from_numpy(envs.obs)))[1]
@@ -406,15 +355,15 @@ class Penalty(nn.Module):
 def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef, norm_adv):
     """Minus the objective of Eq. 9 on a minibatch.
 
-    pi and values (M,) are those of θ; `minibatch` has π_θold as pi, actions and their log_probs,
-    advantages and value targets.
+    pi and values (M,) are those of θ; `minibatch` has actions and their log_probs, advantages and
+    value targets, and for a penalty π_θold as pi.
     """
     advantages = minibatch.advantages
     if norm_adv == "minibatch":
         advantages = standardise(advantages)
 
     ratio = (pi.log_prob(minibatch.actions) - minibatch.log_probs).exp()  # r_t(θ), Eq. 6
-    kl = minibatch.pi.kl(pi) if objective.startswith("kl") else None
+    kl = kl_divergence(minibatch.pi, pi) if objective.startswith("kl") else None
     l_policy = surrogate(objective, ratio, advantages, kl, clip_eps, beta).mean()
     l_vf = (values - minibatch.targets).square().mean()  # without ½, as in the paper
 
@@ -457,7 +406,6 @@ def update(take_step, net, optimizer, batch, learning_rate, clip_eps, beta, args
     samples = {
         "obs": batch.obs,
         "actions": batch.actions.flatten(0, 1),  # (T, N, ...) -> (T·N, ...)
-        "pi": batch.pi,
         "log_probs": batch.log_probs,
         "advantages": batch.advantages.flatten(),
         "targets": batch.targets.flatten(),
@@ -466,13 +414,16 @@ def update(take_step, net, optimizer, batch, learning_rate, clip_eps, beta, args
         samples["advantages"] = standardise(samples["advantages"])
     optimizer.param_groups[0]["lr"].fill_(learning_rate)
     clip_eps = torch.tensor(clip_eps)  # compiled code then takes any value
-    whole = (net, SimpleNamespace(**samples), args.objective, clip_eps, beta)
+    whole = (net, SimpleNamespace(**samples, pi=batch.pi), args.objective, clip_eps, beta)
+    if args.objective.startswith("kl"):  # elsewhere the loss needs no π_θold
+        samples["pi"] = batch.pi
     grad_norms = []
     for _ in range(args.num_epochs):
         order = torch.randperm(batch.targets.numel())
-        shuffled = {name: x[order] for name, x in samples.items()}  # once an epoch, then sliced
+        shuffled = {name: select(x, order) for name, x in samples.items()}  # then only sliced
         for start in range(0, len(order), args.minibatch_size):
-            minibatch = {n: x[start : start + args.minibatch_size] for n, x in shuffled.items()}
+            part = slice(start, start + args.minibatch_size)
+            minibatch = {name: select(x, part) for name, x in shuffled.items()}
             optimizer.zero_grad()
             grad_norms.append(take_step(net, optimizer, SimpleNamespace(**minibatch), clip_eps,
                                         beta, args))  # fmt: skip
@@ -607,7 +558,7 @@ def diagnose(net, samples, objective, clip_eps, beta):
     """How far θ is from θ_old, and how well V fits, over all samples of a rollout."""
     pi, values = net(samples.obs)
     ratio = (pi.log_prob(samples.actions) - samples.log_probs).exp()
-    kl = samples.pi.kl(pi)  # KL(π_θold ‖ π_θ), exact
+    kl = kl_divergence(samples.pi, pi)  # KL(π_θold ‖ π_θ), exact
     l_policy = surrogate(objective, ratio, samples.advantages, kl, clip_eps, beta)
     return {
         "kl": kl.mean().item(),
@@ -852,7 +803,7 @@ def evaluate(args, checkpoint):
     returns = []
     while len(returns) < args.episodes:
         pi = net.pi(net.normalise(torch.from_numpy(envs.obs)))
-        actions = pi.mode() if args.deterministic else pi.sample()
+        actions = pi.mode if args.deterministic else pi.sample()
         *_, finished = envs.step(actions.numpy())
         for score, length in finished:
             returns.append(score)

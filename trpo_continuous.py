@@ -51,6 +51,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import nn
+from torch.distributions import Categorical, Independent, Normal, kl_divergence
 from tqdm import tqdm
 
 # ------------------------------------------------------------------------------------ Settings
@@ -163,9 +164,12 @@ class ActorCritic(nn.Module):
         return obs.float()
 
     def pi(self, obs):
-        """π(·|s) for normalised obs (B, observation size)."""
+        """π(·|s) for normalised obs (B, observation size): softmax, or normal in each action."""
         out = self.actor(obs)
-        return Categorical(out) if self.log_std is None else Gaussian(out, self.log_std)
+        if self.log_std is None:
+            return Categorical(logits=out, validate_args=False)
+        normal = Normal(out, self.log_std.exp(), validate_args=False)
+        return Independent(normal, 1, validate_args=False)
 
     def forward(self, obs):
         """π(·|s) and V(s), (B,), for normalised obs (B, observation size)."""
@@ -198,68 +202,14 @@ class RunningMoments(nn.Module):
         self.count.copy_(total)
 
 
-class Categorical:
-    """Softmax policies: π(a|s) of B states, from logits (B, number of actions); a (B,)."""
-
-    def __init__(self, logits):
-        self.log_pi = logits.log_softmax(-1)
-
-    def __getitem__(self, index):
-        return Categorical(self.log_pi[index])
-
-    def copy(self):
-        return Categorical(self.log_pi.detach())
-
-    def sample(self):
-        return torch.multinomial(self.log_pi.exp(), 1).squeeze(-1)
-
-    def mode(self):
-        return self.log_pi.argmax(-1)
-
-    def log_prob(self, actions):
-        return self.log_pi.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-
-    def entropy(self):
-        return -(self.log_pi.exp() * self.log_pi).sum(-1)
-
-    def kl(self, new):
-        """KL(self ‖ new) in every state, (B,)"""
-        return (self.log_pi.exp() * (self.log_pi - new.log_pi)).sum(-1)
-
-
-class Gaussian:
-    """Normal policies: π(a|s) of B states, from means (B, D) and state-independent log-stds (D,);
-    a (B, D), its components independent."""
-
-    def __init__(self, mean, log_std):
-        self.mean, self.log_std = mean, log_std
-
-    def __getitem__(self, index):
-        return Gaussian(self.mean[index], self.log_std)
-
-    def copy(self):
-        return Gaussian(self.mean.detach(), self.log_std.detach().clone())
-
-    def sample(self):
-        return self.mean + self.log_std.exp() * torch.randn_like(self.mean)
-
-    def mode(self):
-        return self.mean
-
-    def log_prob(self, actions):
-        z = (actions - self.mean) * (-self.log_std).exp()
-        constant = 0.5 * math.log(2 * math.pi) * z.shape[-1]
-        return -0.5 * z.square().sum(-1) - (self.log_std.sum() + constant)
-
-    def entropy(self):
-        entropy = (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
-        return entropy.expand(len(self.mean))
-
-    def kl(self, new):
-        """KL(self ‖ new) in every state, (B,)"""
-        second_moment = (2 * self.log_std).exp() + (self.mean - new.mean).square()
-        kl = new.log_std - self.log_std + 0.5 * second_moment * (-2 * new.log_std).exp() - 0.5
-        return kl.sum(-1)
+def select(x, indices):
+    """Some rows of a tensor; of a policy π(·|s), some of its states."""
+    if isinstance(x, torch.Tensor):
+        return x[indices]
+    if isinstance(x, Categorical):
+        return Categorical(logits=x.logits[indices], validate_args=False)
+    normal = Normal(x.base_dist.loc[indices], x.base_dist.scale[indices], validate_args=False)
+    return Independent(normal, 1, validate_args=False)
 
 
 # ------------------------------------------------------------------------------------- Rollout
@@ -305,8 +255,7 @@ def rollout(envs, net, batch):
 
     # log-probs and values of the whole rollout, in one batch: much faster, same up to rounding
     batch.obs = net.normalise(batch.raw_obs.flatten(0, 1))  # (T·N, observation size)
-    pi, values = net(batch.obs)
-    batch.pi = pi.copy()  # π_θold stays what it was when the update changes the stds
+    batch.pi, values = net(batch.obs)
     batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
     batch.values[:-1] = values.view(num_steps, -1)
     batch.values[-1] = net(net.normalise(torch.from_numpy(envs.obs)))[1]
@@ -373,14 +322,14 @@ def surrogate(pi, samples):
     return (ratio * samples.advantages).mean()
 
 
-def fisher_vector_product(pi, weights):
+def fisher_vector_product(old, pi, weights):
     """The function y -> A y, where A is the Hessian of the mean KL(π_θold ‖ π_θ) at θ_old: the KL
     differentiated twice (App. C.1, Eq. 57).
 
-    pi: π_θold of B states, with the graph that leads to `weights`, tensors of W numbers in all; y
-    and A y are (W,).
+    old, pi: π_θold of B states, as constants and with the graph that leads to `weights`, tensors of
+    W numbers in all; y and A y are (W,).
     """
-    kl = pi.copy().kl(pi).mean()
+    kl = kl_divergence(old, pi).mean()
     gradient = flat(torch.autograd.grad(kl, weights, create_graph=True))
 
     def product(y):
@@ -449,10 +398,11 @@ def trust_region_step(net, samples, args):
     if not g.isfinite().all():
         raise FloatingPointError(f"the surrogate's gradient is {g.norm().item()}")
 
-    obs = samples.obs
+    obs, old = samples.obs, samples.pi
     if args.fvp_fraction < 1:
-        obs = obs[torch.randperm(len(obs))[: math.ceil(args.fvp_fraction * len(obs))]]
-    product = fisher_vector_product(net.pi(obs), weights)
+        some = torch.randperm(len(obs))[: math.ceil(args.fvp_fraction * len(obs))]
+        obs, old = select(obs, some), select(old, some)
+    product = fisher_vector_product(old, net.pi(obs), weights)
 
     def damped(y):  # not in the paper: Baselines' damping (--cg-damping 0)
         return product(y) + args.cg_damping * y
@@ -469,7 +419,7 @@ def trust_region_step(net, samples, args):
         def measure():
             pi = net.pi(samples.obs)
             improvement = surrogate(pi, samples) - l_old
-            return improvement.item(), samples.pi.kl(pi).mean().item()
+            return improvement.item(), kl_divergence(samples.pi, pi).mean().item()
 
         fraction, improvement, kl = line_search(
             measure, weights, full_step, args.max_kl, args.line_search_steps, args.backtrack_coef
@@ -864,7 +814,7 @@ def evaluate(args, checkpoint):
     returns = []
     while len(returns) < args.episodes:
         pi = net.pi(net.normalise(torch.from_numpy(envs.obs)))
-        actions = pi.mode() if args.deterministic else pi.sample()
+        actions = pi.mode if args.deterministic else pi.sample()
         *_, finished = envs.step(actions.numpy())
         for score, length in finished:
             returns.append(score)

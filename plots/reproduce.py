@@ -626,6 +626,7 @@ def first_update(seed, env_id="Hopper-v5"):
 def surrogates(args, batch, net, old, new, factors):
     """Means over a rollout at θ = old + factor (new - old); {label: (len(factors),)}."""
     import torch
+    from torch.distributions import kl_divergence
     from torch.nn.utils import vector_to_parameters
 
     from ppo_continuous import surrogate
@@ -641,7 +642,7 @@ def surrogates(args, batch, net, old, new, factors):
             pi = net.pi(batch.obs)
             ratio = (pi.log_prob(actions) - batch.log_probs).exp()
             terms = (
-                batch.pi.kl(pi),
+                kl_divergence(batch.pi, pi),
                 surrogate("none", ratio, advantages, None, eps, None),
                 ratio.clamp(1 - eps, 1 + eps) * advantages,
                 surrogate("clip", ratio, advantages, None, eps, None),
