@@ -421,9 +421,7 @@ class Games:
         self.scores += rewards
         self.lengths += 1
         game_over = info["episode_frame_number"] <= self.frame_numbers  # rises within a game
-        finished = list(
-            zip(self.scores[game_over].tolist(), self.lengths[game_over].tolist(), strict=True)
-        )
+        finished = [(int(self.scores[n]), int(self.lengths[n])) for n in np.flatnonzero(game_over)]
         self.scores[game_over] = self.lengths[game_over] = 0
         self.frame_numbers = info["episode_frame_number"]
         self.press_fire = terminated & ~game_over & self.has_fire
@@ -639,10 +637,7 @@ def save_checkpoint(path, contents):
     buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
     torch.save(contents, buffer)
     beside = path.with_name(path.name + ".tmp")
-    with open(beside, "wb") as file:
-        file.write(buffer.getbuffer())
-        file.flush()
-        os.fsync(file.fileno())
+    beside.write_bytes(buffer.getbuffer())
     os.replace(beside, path)
 
 

@@ -732,10 +732,7 @@ def save_checkpoint(path, contents):
     buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
     torch.save(contents, buffer)
     beside = path.with_name(path.name + ".tmp")
-    with open(beside, "wb") as file:
-        file.write(buffer.getbuffer())
-        file.flush()
-        os.fsync(file.fileno())
+    beside.write_bytes(buffer.getbuffer())
     os.replace(beside, path)
 
 
