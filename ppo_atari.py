@@ -7,11 +7,14 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 4          compute advantage estimates Â_1, ..., Â_T                         estimate_advantages
 5      end for
 6      optimize surrogate L wrt θ, with K epochs and minibatch size M ≤ NT   update
-7      θ_old ← θ                                                             the next rollout's θ
+7      θ_old ← θ                                                             rollout acts with θ
 8  end for
 
-The defaults are the paper's Table 5. Every step that the paper leaves out is marked "not in the
-paper", with its flag if it has one. The sections up to Update are the paper's, in its order.
+The defaults are the paper's Table 5, but for a larger network than Sec. 6.4's (--network paper).
+Every step that the paper leaves out is marked "not in the paper", with its flag if it has one.
+Baselines is OpenAI's code of that name: ppo1, the authors' first, and ppo2, which is meant if
+nothing is said. Through Update, the sections follow Algorithm 1; the rest runs the games and keeps
+records.
 
   python ppo_atari.py [--cuda]                      train on Breakout, on the CPU or the GPU
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game
@@ -80,18 +83,19 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("clip-eps", 0.1, (float, 0), "ε", "clipping parameter of Eq. 7, times α"),
     ("vf-coef", 1.0, (float, 0), "c1", "of Eq. 9; L^VF has no ½ (Baselines: 0.25)"),
     ("ent-coef", 0.01, (float, 0), "c2", "of Eq. 9"),
-    "not in Table 5",
     ("anneal", "both", ["both", "learning-rate", "none"], None,
      "what α multiplies as it falls from 1 to 0 (Baselines and CleanRL: the step size alone)"),
+    "network; the paper's is in Sec. 6.4",
     ("network", "nature", ["nature", "paper"], None,
-     "of [Mni+15], as in the authors' first code, or of [Mni+16], as in Sec. 6.4"),
+     "of [Mni+15], as in ppo1, or of [Mni+16], as in Sec. 6.4"),
     "not in the paper; in OpenAI's Baselines",
     ("norm-adv", "minibatch", ["rollout", "minibatch", "none"], None,
      "standardise the advantages of a whole rollout (ppo1) or of each minibatch (ppo2)"),
     ("orthogonal", True, bool, None, "orthogonal initial weights, a small policy head"),
     ("max-grad-norm", 0.5, (float, 0), "NORM", "clip the gradient's norm; 0 disables"),
     ("adam-eps", 1e-5, (float, 0), "EPS", "Adam's ε (PyTorch: 1e-8)"),
-    ("clip-value-loss", False, bool, None, "hold V within ε of its old value"),
+    ("clip-value-loss", False, bool, None,
+     "the larger of V's error and that of V held within Eq. 7's ε of its old value"),
     "machine",
     ("cuda", False, bool, None, "train on the GPU"),
     ("bf16", False, bool, None, "convolutions and hidden layer in bfloat16"),
@@ -99,13 +103,14 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("threads", torch.get_num_threads(), (int, 1, 1024), "THREADS", "of emulators and torch"),
     "run",
     ("run-dir", None, (str,), "DIR", "new directory (default: runs/, then the run's name)"),
-    ("checkpoint-every", None, (int, 1), "ITERATIONS", "default: about 15 times in a run"),
+    ("checkpoint-every", None, (int, 1), "ITERATIONS",
+     "also restarts the games; default: about 15 times in a run"),
     ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 games"),
     ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings, of which --total-steps "
      "(and with it α), --goal-score, --cuda and --threads can be changed"),
-    ("evaluate", None, (str,), "RUN_DIR", "play games with its best policy (or a .pt's)"),
+    ("evaluate", None, (str,), "RUN_DIR", "play games with its best policy (or a .pt file's)"),
     ("episodes", 10, (int, 1), "GAMES", "games to evaluate"),
-    ("deterministic", False, bool, None, "evaluate the policy's mode instead of samples of it"),
+    ("deterministic", False, bool, None, "take the most probable action instead of sampling"),
     ("render", False, bool, None, "evaluate in a window"),
     ("video", False, bool, None, "evaluate, recording to RUN_DIR/videos"),
 ]
@@ -124,7 +129,7 @@ def train(args, checkpoint=None):
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     batch = make_batch(args.num_steps, args.num_envs, device)
 
-    def policy(frames):
+    def policy(frames):  # this and the loss are what --compile compiles
         return act(net, frames)
 
     def loss(minibatch, clip_eps):
@@ -132,19 +137,19 @@ def train(args, checkpoint=None):
                         args.norm_adv, args.clip_value_loss)  # fmt: skip
 
     if args.compile:
-        mode = "reduce-overhead" if args.cuda else "default"  # the former captures CUDA graphs
+        mode = "reduce-overhead" if args.cuda else "default"  # the former: CUDA graphs
         policy = torch.compile(policy, mode=mode, fullgraph=True)
         loss = torch.compile(loss, mode=mode, fullgraph=True)
 
     with Run(args, checkpoint, net=net, optimizer=optimizer) as run:
         for iteration in run.iterations():  # line 1
-            if run.at_checkpoint:  # saved just now; a resumed run begins like this
+            if run.at_checkpoint:  # not in the paper: restart, as a resumed run does
                 games.reset(run.seed)
             learning_rate, clip_eps = anneal(args, iteration)
             episodes = rollout(games, policy, batch)  # lines 2, 3
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
             stats = update(loss, net, optimizer, batch, learning_rate, clip_eps, args)  # line 6
-            run.log(iteration, episodes, stats)
+            run.log(episodes, stats)
 
 
 # ------------------------------------------------------------------------------------- Network
@@ -211,7 +216,7 @@ def make_batch(num_steps, num_envs, device):
         actions=torch.zeros(shape, dtype=torch.int64, device=device),
         log_probs=torch.zeros(shape, device=device),  # log π_θold(a_t|s_t)
         values=torch.zeros(num_steps + 1, num_envs, device=device),  # V(s_0), ..., V(s_T)
-        policy_mask=torch.zeros(shape),  # 0 where FIRE was pressed instead of the policy's action
+        policy_mask=torch.zeros(shape),  # 0 where FIRE was pressed, whatever the policy chose
         rewards=torch.zeros(shape),
         terminated=torch.zeros(shape),
         truncated=torch.zeros(shape),
@@ -225,8 +230,8 @@ def make_batch(num_steps, num_envs, device):
 def rollout(games, policy, batch):
     """Run π_θold for T timesteps in N games, filling `batch` (Algorithm 1, line 3).
 
-    policy(frames) returns what `act` does. Returns (t, score, length) of each game that finished at
-    step t = 0, ..., T - 1.
+    policy(frames) returns what `act` does; after a lost life `Games` presses FIRE instead. Returns
+    (t, score, length) of each game that finished at step t = 0, ..., T - 1.
     """
     num_steps, device, episodes = len(batch.rewards), batch.frames.device, []
     for t in range(num_steps):
@@ -238,10 +243,10 @@ def rollout(games, policy, batch):
         batch.rewards[t] = torch.from_numpy(rewards).sign()  # not in the paper: [Mni+15]'s clipping
         batch.terminated[t] = torch.from_numpy(terminated)
         batch.truncated[t] = torch.from_numpy(truncated)
-        if truncated.any():  # not in the paper: a time limit is no end, V stands for the rest
+        if truncated.any():  # not in the paper: after a time limit V stands for the rest
             final_frames = torch.from_numpy(final_obs).permute(0, 2, 3, 1).contiguous()
             batch.final_values[t] = policy(final_frames.to(device))[2].cpu()
-        episodes += [(t, score, length) for score, length in finished]
+        episodes += [(t, *episode) for episode in finished]
     batch.values[num_steps] = policy(games.frames.to(device))[2]
     return episodes
 
@@ -268,7 +273,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 def estimate_advantages(batch, gamma, gae_lambda):
     """Fill in a rollout's advantages Â_t and value targets V^targ_t."""
-    values = batch.values.cpu()
+    values = batch.values.to(batch.rewards.device)
     next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
     batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
@@ -276,12 +281,12 @@ def estimate_advantages(batch, gamma, gae_lambda):
 
 
 def masked_mean(x, mask):
-    """Mean of x over where the mask is 1, of the same shape; 0 if it is 1 nowhere."""
+    """Mean of x where the mask, of the same shape, is 1; 0 if it is 0 everywhere."""
     return (x * mask).sum() / mask.sum().clamp(min=1)
 
 
 def standardise(advantages, mask):
-    """Advantages with mean 0 and std 1, over where the mask is 1.
+    """Shift and scale advantages to mean 0 and std 1 where the mask is 1.
 
     Not in the paper: Baselines' (--norm-adv none)
     """
@@ -296,10 +301,11 @@ STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "
 
 
 def ppo_loss(logits, values, minibatch, clip_eps, vf_coef, ent_coef, norm_adv, clip_value_loss):
-    """Minus the objective of Eq. 9 on a minibatch, and (5,), detached, STATS without grad_norm.
+    """Minus the objective of Eq. 9 on a minibatch, and the first five of STATS, (5,), detached.
 
     logits (M, number of actions) and values (M,) are those of θ; `minibatch` has fields (M, ...).
-    A step whose action was not the policy's carries no information about π: it counts in L^VF only.
+    Not in the paper: a step at which `Games` pressed FIRE carries no information about π, so it
+    counts in L^VF only.
     """
     advantages, mask = minibatch.advantages, minibatch.policy_mask
     if norm_adv == "minibatch":
@@ -313,8 +319,7 @@ def ppo_loss(logits, values, minibatch, clip_eps, vf_coef, ent_coef, norm_adv, c
     entropy = masked_mean(-(log_pi.exp() * log_pi).sum(-1), mask)  # S[π_θ]
 
     value_errors = (values - minibatch.targets).square()
-    if clip_value_loss:  # not in the paper: Baselines' value clipping (off by default), the larger
-        # of V's error and that of V within ε of its old value
+    if clip_value_loss:  # not in the paper: Baselines' value clipping
         clipped_values = minibatch.values + (values - minibatch.values).clamp(-clip_eps, clip_eps)
         value_errors = torch.max(value_errors, (clipped_values - minibatch.targets).square())
     l_vf = value_errors.mean()  # without ½, as in the paper
@@ -327,7 +332,7 @@ def ppo_loss(logits, values, minibatch, clip_eps, vf_coef, ent_coef, norm_adv, c
 
 
 def anneal(args, iteration):
-    """Adam's step size and ε in an iteration (from 0): Table 5's, with α falling from 1 to 0."""
+    """Table 5's step size and clipping ε in an iteration (from 0), with α falling from 1 to 0."""
     alpha = 1 - iteration / args.num_iterations
     learning_rate = args.learning_rate * (1 if args.anneal == "none" else alpha)
     return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
@@ -337,7 +342,7 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
     loss(minibatch, ε) returns what `ppo_loss` does. Returns the scalars to log, STATS averaged over
-    minibatches; FloatingPointError if one is not finite.
+    minibatches; FloatingPointError if one of them or the weights' norm is not finite.
     """
     device = batch.frames.device
     names = ("frames", "actions", "log_probs", "policy_mask", "advantages", "targets")
@@ -347,9 +352,9 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
         samples["advantages"] = standardise(samples["advantages"], samples["policy_mask"])
     optimizer.param_groups[0]["lr"] = learning_rate
     clip_eps = torch.tensor(clip_eps, device=device)  # compiled code then takes any value
-    seen = []  # STATS of every minibatch
+    minibatch_stats = []
     for _ in range(args.num_epochs):
-        order = torch.randperm(batch.targets.numel(), device=device)
+        order = torch.randperm(args.batch_size, device=device)
         for indices in order.split(args.minibatch_size):
             minibatch = {name: x.index_select(0, indices) for name, x in samples.items()}
             optimizer.zero_grad()  # before the loss: CUDA graphs reuse the gradients' memory
@@ -358,8 +363,8 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
             # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
             grad_norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
             optimizer.step()
-            seen.append(torch.cat((stats, grad_norm.view(1))))
-    stats = dict(zip(STATS, torch.stack(seen).mean(0).tolist(), strict=True))
+            minibatch_stats.append(torch.cat((stats, grad_norm.view(1))))
+    stats = dict(zip(STATS, torch.stack(minibatch_stats).mean(0).tolist(), strict=True))
     stats["weight_norm"] = nn.utils.get_total_norm(list(net.parameters())).item()
     for name, value in stats.items():
         if not math.isfinite(value):
@@ -375,11 +380,12 @@ FIRE = 1  # its place in the action set of every game that has it
 
 
 class Games:
-    """N games on C++ threads, preprocessed as in [Mni+15]: an action lasts for 4 frames; what is
-    seen is the maximum of the last two, grey and 84 × 84, and the three such images before. A game
-    starts with FIRE, if it has that action, and up to 29 no-ops. A lost life ends the return but
-    not the game; in some games the ball then waits for FIRE, so the next action is FIRE, whatever
-    the policy chose. The PPO paper mentions none of this, which is usual on Atari.
+    """N games on C++ threads, preprocessed as in [Mni+15]: an action is repeated for 4 frames, of
+    which the last two, by pixelwise maximum, make a grey image of 84 × 84; an observation is the
+    last 4 images. A game starts with FIRE, if it has that action, and fewer than 30 no-ops. A lost
+    life counts as terminated, but the game goes on, and the next action is FIRE, whatever the
+    policy chose, since in some games the ball waits for it. None of this is in the PPO paper; it is
+    usual on Atari.
 
     frames:     (N, 84, 84, 4) uint8, what the agents see now, the newest frame last
     press_fire: (N,) bool, where the next action will be FIRE
@@ -442,7 +448,7 @@ def game_settings(env_id):
 
 
 class PressFireAtStart(gym.Wrapper):
-    """Press FIRE at a game's start, before the no-ops, as `Games` does."""
+    """Press FIRE at a game's start, before the no-ops (1 to 30 here), as `Games` does."""
 
     def reset(self, **kwargs):
         obs, info = self.env.reset(**kwargs)
@@ -485,14 +491,12 @@ class Run(AbstractContextManager):
 
     def __init__(self, args, checkpoint, **learned):
         self.args, self.learned, self.run_dir = args, learned, Path(args.run_dir)
-        self.iteration, self.step, self.episodes, self.best, seconds = 0, 0, [], -inf, 0.0
         if checkpoint is None:
             self.run_dir.mkdir(parents=True)
+            self.step, self.episodes, self.best, seconds = 0, [], -inf, 0.0
         else:
-            self.iteration, self.step = checkpoint["iteration"], checkpoint["step"]
-            self.episodes, self.best = checkpoint["episodes"], checkpoint["best"]
-            seconds = checkpoint["seconds"]
-            restore(checkpoint, **learned)
+            names = ("step", "episodes", "best", "seconds")
+            self.step, self.episodes, self.best, seconds = restore(checkpoint, *names, **learned)
         self.best_policy = None  # of the iterations since the last checkpoint
         self.last_time = self.last_picture = time.time()
         self.started = self.last_time - seconds
@@ -506,9 +510,7 @@ class Run(AbstractContextManager):
             "versions": {n: sys.modules[n].__version__ for n in names if n in sys.modules},
             "settings": vars(args),
         }
-        beside = self.run_dir / "config.json.tmp"
-        beside.write_text(json.dumps(config, indent=2) + "\n")
-        beside.replace(self.run_dir / "config.json")
+        write_whole(self.run_dir / "config.json", json.dumps(config, indent=2).encode())
         self.csv = open(self.run_dir / "episodes.csv", "w")  # noqa: SIM115
         self._write([("step", "return", "length", "seconds"), *self.episodes])
         # not SummaryWriter, whose thread would report a full disk on its own
@@ -516,7 +518,7 @@ class Run(AbstractContextManager):
         self.events = RecordWriter(open(events, "xb"))  # noqa: SIM115
         self.events.write(Event(file_version="brain.Event:2").SerializeToString())
         restart = Event(step=self.step + 1, session_log=SessionLog(status=SessionLog.START))
-        self.events.write(restart.SerializeToString())  # TensorBoard drops what came later before
+        self.events.write(restart.SerializeToString())  # drops older files' later steps
         num_weights = sum(p.numel() for p in learned["net"].parameters())
         print(f"{args.env_id}: {num_weights:,} weights; {args.num_iterations} iterations of "
               f"{args.num_envs} actors × {args.num_steps} steps, a checkpoint every "
@@ -541,16 +543,17 @@ class Run(AbstractContextManager):
                 self.draw()
             raise SystemExit(130)
         elif issubclass(kind, (FloatingPointError, OSError)):
-            fail(f"iteration {self.iteration + 1}: {error}; any checkpoint in {self.run_dir} is "
+            iteration = self.step // self.args.batch_size + 1
+            fail(f"iteration {iteration}: {error}; any checkpoint in {self.run_dir} is "
                  f"intact", 1)  # fmt: skip
 
     def iterations(self):
-        """Yield 0, 1, 2, ..., when resuming from where the checkpoint was, saving now and then.
+        """Yield the iterations' numbers, from 0 or the checkpoint's on, saving now and then.
 
         At every checkpoint all that is random is seeded anew, also in a run that goes on: so a
         resumed run is the uninterrupted run, bit for bit.
         """
-        first = self.iteration
+        first = self.step // self.args.batch_size
         for iteration in range(first, self.args.num_iterations):
             if self.reached(self.args.goal_score):
                 break
@@ -571,14 +574,14 @@ class Run(AbstractContextManager):
     def reached(self, goal):
         return goal is not None and len(self.episodes) >= 100 and self.score >= goal
 
-    def log(self, iteration, episodes, stats):
+    def log(self, episodes, stats):
         """Record an iteration: (t, return, length) of episodes that ended in it, and scalars."""
         now, batch_size, num_envs = time.time(), self.args.batch_size, self.args.num_envs
         seconds = round(now - self.started, 1)
         rows = [(self.step + (t + 1) * num_envs, *rest, seconds) for t, *rest in episodes]
         self.episodes += rows
         self._write(rows)
-        self.iteration, self.step = iteration + 1, self.step + batch_size
+        self.step += batch_size
         if episodes and self.reached(self.best):
             net = copy.deepcopy(self.learned["net"].state_dict())
             self.best, self.best_policy = self.score, {"net": net, "step": self.step}
@@ -600,14 +603,14 @@ class Run(AbstractContextManager):
         self.csv.flush()
 
     def save(self):
-        """Write checkpoint.pt, best.pt if that policy is new, and the picture if it is old."""
+        """Write checkpoint.pt, best.pt if there is a better one, the picture if it is 10 s old."""
         state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best}
         if self.best_policy is not None:
             save_checkpoint(self.run_dir / "best.pt", state | self.best_policy)
             self.best_policy = None
         state |= {name: part.state_dict() for name, part in self.learned.items()}
-        state |= {"iteration": self.iteration, "step": self.step, "episodes": self.episodes,
-                  "seconds": time.time() - self.started}  # fmt: skip
+        seconds = time.time() - self.started
+        state |= {"step": self.step, "episodes": self.episodes, "seconds": seconds}
         save_checkpoint(self.run_dir / "checkpoint.pt", state)
         if time.time() - self.last_picture > 10:
             self.draw()
@@ -632,30 +635,32 @@ class Run(AbstractContextManager):
         self.last_picture = time.time()
 
 
-def save_checkpoint(path, contents):
-    """Save plain data beside `path`, then rename it: a kill at any moment leaves the old file."""
-    buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
-    torch.save(contents, buffer)
+def write_whole(path, contents):
+    """Write bytes beside `path`, then rename: a kill at any moment leaves the old file whole."""
     beside = path.with_name(path.name + ".tmp")
-    beside.write_bytes(buffer.getbuffer())
+    beside.write_bytes(contents)
     os.replace(beside, path)
 
 
+def save_checkpoint(path, state):
+    """Save plain data, whole."""
+    buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
+    torch.save(state, buffer)
+    write_whole(path, buffer.getbuffer())
+
+
 def load_checkpoint(path, flag):
-    """What --resume or --evaluate needs, and its path. It is plain data: loading runs no code."""
+    """What --resume or --evaluate names, and its path. It is plain data: loading runs no code."""
     if flag == "resume":
         path = path / "checkpoint.pt"
     elif path.suffix != ".pt":
         path = path / ("best.pt" if (path / "best.pt").exists() else "checkpoint.pt")
-    needed = {"settings", "net", "step"}
-    if flag == "resume":
-        needed |= {"optimizer", "episodes", "iteration", "best", "seconds"}
     try:
         with warnings.catch_warnings(action="ignore"):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if checkpoint["script"] == SCRIPT and needed <= checkpoint.keys():
-            return checkpoint | {"path": path, "flag": flag}
-        why = f"holds {checkpoint['script']}'s {', '.join(checkpoint)}"
+        if checkpoint["script"] == SCRIPT and checkpoint["settings"]:
+            return checkpoint | {"where": f"--{flag} {path}", "folder": str(path.parent)}
+        why = f"is {checkpoint['script']}'s"
     except OSError as e:
         why = e.strerror
     except Exception as e:  # whatever torch meets in a file that is cut short or foreign
@@ -663,14 +668,15 @@ def load_checkpoint(path, flag):
     fail(f"--{flag} {path}: {why}; need a whole checkpoint of {SCRIPT}, of plain data")
 
 
-def restore(checkpoint, **learned):
-    """Load the states of modules and optimizers, by name."""
+def restore(checkpoint, *names, **learned):
+    """Load the states of modules and optimizers. Returns the checkpoint's entries of the names."""
     try:
         for name, part in learned.items():
             part.load_state_dict(checkpoint[name])
+        return [checkpoint[name] for name in names]
     except (KeyError, RuntimeError, ValueError) as e:
-        where = f"--{checkpoint['flag']} {checkpoint['path']}"
-        fail(f"{where}: {e}; need a whole checkpoint of this version of {SCRIPT}")
+        why = f"{checkpoint['where']}: {type(e).__name__} {e}"
+        fail(f"{why}; need a whole checkpoint of {SCRIPT}, of this version")
 
 
 def derive_seed(seed, index):
@@ -690,13 +696,13 @@ def evaluate(args, checkpoint):
     try:
         env = make_scalar_env(args.env_id, mode)
         if args.video:
-            folder = checkpoint["path"].parent / "videos" / time.strftime("%Y%m%d-%H%M%S")
+            folder = Path(checkpoint["folder"], "videos", time.strftime("%Y%m%d-%H%M%S"))
             env = RecordVideo(env, str(folder), lambda game: True, fps=15, disable_logger=True)
     except Exception as e:  # no display, no room
         fail(f"--{'render' if args.render else 'video' if args.video else 'evaluate'}: {e}", 1)
     meanings = env.unwrapped.get_action_meanings()
     net = ActorCritic(len(meanings), args.network, bf16=args.bf16).to(device)
-    restore(checkpoint, net=net)
+    [step] = restore(checkpoint, "step", net=net)
     scores = []
     for game in range(args.episodes):
         obs, info = env.reset(seed=args.seed if game == 0 else None)
@@ -713,7 +719,7 @@ def evaluate(args, checkpoint):
         print(f"game {game + 1}: score {score:g}, {length} steps", flush=True)
     env.close()
     print(f"{args.env_id}: {np.mean(scores):.1f} ± {np.std(scores):.1f} (mean ± std) over "
-          f"{len(scores)} games, with the policy of step {checkpoint['step']:,}")  # fmt: skip
+          f"{len(scores)} games, with the policy of step {step:,}")  # fmt: skip
     return scores
 
 
@@ -781,9 +787,9 @@ def parse_args(argv=None):
         for name in given.keys() - CHANGEABLE[flag] - {flag}:
             fail(f"--{ROWS[name][0]}: --{flag} takes it from the checkpoint; leave it out")
         checkpoint = load_checkpoint(Path(given[flag]), flag)
-        here = {"run_dir": given[flag]} if flag == "resume" else {"cuda": False}
-        settings |= checkpoint["settings"] | here
-    elif alone := given.keys() & (CHANGEABLE["evaluate"] - CHANGEABLE["resume"] - {"seed"}):
+        settings |= checkpoint["settings"] | {"run_dir": given[flag]}
+        settings["cuda"] &= flag == "resume"
+    elif alone := given.keys() & {"episodes", "deterministic", "render", "video"}:
         fail(f"--{min(alone)} goes with --evaluate RUN_DIR")
     args = argparse.Namespace(**(settings | given))
 
@@ -835,10 +841,8 @@ def main(argv=None):
         return train(args, checkpoint)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except FloatingPointError as e:
-        fail(e, 1)
     except OSError as e:
-        fail(f"{e.filename or args.run_dir}: {e.strerror}; a new run needs a new --run-dir")
+        fail(f"--run-dir {args.run_dir}: {e.strerror}; need a new directory, or --resume RUN_DIR")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 r"""TRPO on state vectors (Schulman et al. 2015, https://arxiv.org/abs/1502.05477).
 
-The practical algorithm of Sec. 6, "single path", in our lines               here
+The practical algorithm of Sec. 6, "single path", in our words               here
 1  for iteration = 1, 2, ... do                                              train
 2      run policy π_θold, collecting states, actions and rewards             rollout
 3      estimate the Q-values of the state-action pairs                       estimate_advantages
@@ -9,7 +9,7 @@ The practical algorithm of Sec. 6, "single path", in our lines               her
            y → A y, A being the Hessian of the mean KL                       fisher_vector_product
            s ≈ A⁻¹ g, without ever forming A                                 conjugate_gradient
            θ ← θ_old + β s, β shrinking until L improves and KL ≤ δ          line_search
-5      θ_old ← θ                                                             the next rollout's θ
+5      θ_old ← θ                                                             rollout acts with θ
 6  end for
 
 The paper has no critic. As is usual today, advantages stand for the Q-values, which in expectation
@@ -66,9 +66,9 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("max-kl", 0.01, (float, 1e-12), "δ", "of Eq. 14, the paper's"),
     ("cg-iters", 10, (int, 1), "k", "iterations of conjugate gradient, the paper's"),
     ("cg-damping", 0.1, (float, 0), "DAMPING", "added to A's diagonal (Baselines')"),
-    ("fvp-fraction", 1.0, (float, 1e-9, 1), "SHARE", "of the states that make A; App. C.1: 0.1"),
+    ("fvp-fraction", 1.0, (float, 1e-9, 1), "SHARE", "of states A averages over; App. C.1: 0.1"),
     ("line-search-steps", 10, (int, 1), "TRIES", "of the line search (Baselines')"),
-    ("backtrack-coef", 0.8, (float, 0.01, 0.99), "SHARE", "β shrinks by it at each try"),
+    ("backtrack-coef", 0.8, (float, 0.01, 0.99), "FACTOR", "of β after a failed try"),
     "batch",
     ("num-envs", 1, (int, 1), "N", "number of actors"),
     ("num-steps", 1024, (int, 1), "T", "horizon: steps of each actor in a rollout"),
@@ -79,20 +79,21 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("minibatch-size", 64, (int, 1), "M", "samples in a minibatch of the critic's"),
     ("learning-rate", 1e-3, (float, 0), "LR", "Adam's step size for the critic"),
     ("norm-obs", True, bool, None, "normalise observations, clip them at ±10"),
-    ("norm-reward", True, bool, None, "scale rewards by the std of returns, clip them at ±10"),
+    ("norm-reward", True, bool, None, "divide rewards by the std of returns, clip them at ±10"),
     ("norm-adv", "rollout", ["rollout", "none"], None, "standardise a rollout's advantages"),
     ("orthogonal", True, bool, None, "orthogonal initial weights, a small policy head"),
     "machine",
     ("threads", 1, (int, 1, 1024), "THREADS", "of torch; more than 1 slows networks this small"),
     "run",
     ("run-dir", None, (str,), "DIR", "new directory (default: runs/, then the run's name)"),
-    ("checkpoint-every", None, (int, 1), "ITERATIONS", "default: about 15 times in a run"),
+    ("checkpoint-every", None, (int, 1), "ITERATIONS",
+     "also restarts the episodes; default: about 15 times in a run"),
     ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 episodes"),
     ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings; of them --total-steps, "
      "--goal-score and --threads can be changed"),
-    ("evaluate", None, (str,), "RUN_DIR", "play episodes with its best policy (or a .pt's)"),
+    ("evaluate", None, (str,), "RUN_DIR", "play episodes with its best policy (or a .pt file's)"),
     ("episodes", 10, (int, 1), "EPISODES", "episodes to evaluate"),
-    ("deterministic", False, bool, None, "evaluate the policy's mode instead of samples of it"),
+    ("deterministic", False, bool, None, "take the policy's mode instead of sampling"),
     ("render", False, bool, None, "evaluate in a window"),
     ("video", False, bool, None, "evaluate, recording to RUN_DIR/videos"),
 ]
@@ -119,7 +120,7 @@ def train(args, checkpoint=None):
 
     with Run(args, checkpoint, net=net, optimizer=optimizer) as run:
         for iteration in run.iterations():  # line 1
-            if run.at_checkpoint:  # saved just now; a resumed run begins like this
+            if run.at_checkpoint:  # not in the paper: restart, as a resumed run does
                 envs.reset(run.seed)
             episodes = rollout(envs, net, batch)  # line 2
             if args.norm_reward:
@@ -128,7 +129,7 @@ def train(args, checkpoint=None):
             stats = update(net, optimizer, batch, args)  # line 4
             if args.norm_obs:  # for the next rollout; this moves π, by a KL that δ does not bound
                 net.obs_moments.add(batch.raw_obs.flatten(0, 1))
-            run.log(iteration, episodes, stats)
+            run.log(episodes, stats)
 
 
 # ------------------------------------------------------------------------------------- Network
@@ -242,16 +243,16 @@ def rollout(envs, net, batch):
 
     Returns (t, return, length) of each episode that finished at step t = 0, ..., T - 1.
     """
-    num_steps, episodes, final_obs = len(batch.rewards), [], []
+    num_steps, episodes, cut = len(batch.rewards), [], []
     tensors = {name: x for name, x in vars(batch).items() if torch.is_tensor(x)}
     b = SimpleNamespace(**{name: x.numpy() for name, x in tensors.items()})  # same memory, faster
-    policy = numpy_policy(net, num_steps, len(envs.obs))
+    policy = numpy_policy(net, num_steps, len(envs.obs))  # samples π_θold; faster than torch
     for t in range(num_steps):
         b.raw_obs[t], b.actions[t] = envs.obs, policy(t, envs.obs)
-        b.rewards[t], b.terminated[t], b.truncated[t], last, finished = envs.step(b.actions[t])
+        b.rewards[t], b.terminated[t], b.truncated[t], final_obs, finished = envs.step(b.actions[t])
         b.discounted_returns[t] = envs.discounted_returns
-        final_obs += [(t, n, obs) for n, obs in last]
-        episodes += [(t, score, length) for score, length in finished]
+        cut += [(t, n, obs) for n, obs in final_obs]
+        episodes += [(t, *episode) for episode in finished]
 
     # log-probs and values of the whole rollout, in one batch: much faster, same up to rounding
     batch.obs = net.normalise(batch.raw_obs.flatten(0, 1))  # (T·N, observation size)
@@ -259,7 +260,7 @@ def rollout(envs, net, batch):
     batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
     batch.values[:-1] = values.view(num_steps, -1)
     batch.values[-1] = net(net.normalise(torch.from_numpy(envs.obs)))[1]
-    for t, n, obs in final_obs:  # not in the paper: a time limit is no end, V stands for the rest
+    for t, n, obs in cut:  # not in the paper: after a time limit V stands for the rest
         batch.final_values[t, n] = net(net.normalise(torch.from_numpy(obs)))[1]
     return episodes
 
@@ -286,7 +287,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 def estimate_advantages(batch, gamma, gae_lambda):
     """Fill in a rollout's advantages Â_t and value targets V^targ_t."""
-    values = batch.values.cpu()
+    values = batch.values.to(batch.rewards.device)
     next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
     batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
@@ -294,7 +295,7 @@ def estimate_advantages(batch, gamma, gae_lambda):
 
 
 def standardise(advantages):
-    """Advantages with mean 0 and std 1. Not in the paper: Baselines' (--norm-adv none)"""
+    """Shift and scale to mean 0 and std 1. Not in the paper: Baselines' (--norm-adv none)"""
     advantages = advantages - advantages.mean()
     return advantages / (advantages.square().mean().sqrt() + 1e-8)
 
@@ -323,11 +324,11 @@ def surrogate(pi, samples):
 
 
 def fisher_vector_product(old, pi, weights):
-    """The function y -> A y, where A is the Hessian of the mean KL(π_θold ‖ π_θ) at θ_old: the KL
-    differentiated twice (App. C.1, Eq. 57).
+    """The function y -> A y, where A is the Hessian of the mean KL(π_θold ‖ π_θ) at θ_old, which is
+    the Fisher matrix there: the KL differentiated twice (App. C.1, Eq. 57).
 
-    old, pi: π_θold of B states, as constants and with the graph that leads to `weights`, tensors of
-    W numbers in all; y and A y are (W,).
+    old, pi: π_θold at B states, the one constant, the other differentiable in `weights`, tensors of
+    W numbers in all. y and A y are (W,).
     """
     kl = kl_divergence(old, pi).mean()
     gradient = flat(torch.autograd.grad(kl, weights, create_graph=True))
@@ -412,8 +413,8 @@ def trust_region_step(net, samples, args):
     if not s_a_s.isfinite():
         raise FloatingPointError(f"sᵀAs is {s_a_s.item()}")
     fraction, improvement, kl, expected = 0.0, 0.0, 0.0, 0.0
-    if s_a_s > 0:  # else, with a gradient of zero, there is nowhere to go
-        # β s of App. C; sᵀAs includes the damping, as in Baselines, so its KL is mostly below δ
+    if s_a_s > 0:  # else s is zero: g is, or A has no curvature along g
+        # β s of App. C; as in Baselines sᵀAs includes the damping, so to second order KL ≤ δ
         full_step = (2 * args.max_kl / s_a_s).sqrt() * s
 
         def measure():
@@ -501,7 +502,7 @@ class Environments:
             self.obs[n], _ = env.reset(seed=derive_seed(seed, n))
         self._check(self.obs)
         num_envs = len(self.envs)
-        self.scores, self.lengths = np.zeros(num_envs), np.zeros(num_envs, dtype=int)
+        self.returns, self.lengths = np.zeros(num_envs), np.zeros(num_envs, dtype=int)
         self.discounted_returns = np.zeros(num_envs)
         self.ended = np.zeros(num_envs, dtype=bool)
 
@@ -522,13 +523,13 @@ class Environments:
         for n, env in enumerate(self.envs):
             self.obs[n], rewards[n], terminated[n], truncated[n], _ = env.step(actions[n])
         self._check(rewards, self.obs)  # before a reset hides it
-        self.scores += rewards
+        self.returns += rewards
         self.lengths += 1
         self.discounted_returns = self.discounted_returns * (self.gamma * ~self.ended) + rewards
         self.ended = terminated | truncated
         for n in np.flatnonzero(self.ended).tolist():
-            finished.append((self.scores[n].item(), self.lengths[n].item()))
-            self.scores[n] = self.lengths[n] = 0
+            finished.append((self.returns[n].item(), self.lengths[n].item()))
+            self.returns[n] = self.lengths[n] = 0
             if truncated[n]:
                 final_obs.append((n, self.obs[n].copy()))
             self.obs[n], _ = self.envs[n].reset()
@@ -546,9 +547,9 @@ def numpy_policy(net, num_steps, num_envs):
     Returns a function of t = 0, ..., T - 1 and raw obs (N, observation size) that samples actions.
     """
     linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
-    *hidden, last = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
+    *hidden, head = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
     mean, std = net.obs_moments.mean.numpy(), (net.obs_moments.var + 1e-8).sqrt().numpy()
-    noise = torch.empty(num_steps, num_envs, len(last[1]))
+    noise = torch.empty(num_steps, num_envs, len(head[1]))
     if net.log_std is None:
         noise = noise.exponential_().log().neg().numpy()  # Gumbel's: argmax(logits + noise) ~ π
     else:
@@ -559,7 +560,7 @@ def numpy_policy(net, num_steps, num_envs):
         x = x.astype(np.float32)
         for weight, bias in hidden:
             x = np.tanh(x @ weight + bias)
-        out = x @ last[0] + last[1] + noise[t]
+        out = x @ head[0] + head[1] + noise[t]
         return out.argmax(-1) if net.log_std is None else out
 
     return policy
@@ -591,14 +592,12 @@ class Run(AbstractContextManager):
 
     def __init__(self, args, checkpoint, **learned):
         self.args, self.learned, self.run_dir = args, learned, Path(args.run_dir)
-        self.iteration, self.step, self.episodes, self.best, seconds = 0, 0, [], -inf, 0.0
         if checkpoint is None:
             self.run_dir.mkdir(parents=True)
+            self.step, self.episodes, self.best, seconds = 0, [], -inf, 0.0
         else:
-            self.iteration, self.step = checkpoint["iteration"], checkpoint["step"]
-            self.episodes, self.best = checkpoint["episodes"], checkpoint["best"]
-            seconds = checkpoint["seconds"]
-            restore(checkpoint, **learned)
+            names = ("step", "episodes", "best", "seconds")
+            self.step, self.episodes, self.best, seconds = restore(checkpoint, *names, **learned)
         self.best_policy = None  # of the iterations since the last checkpoint
         self.last_time = self.last_picture = time.time()
         self.started = self.last_time - seconds
@@ -612,9 +611,7 @@ class Run(AbstractContextManager):
             "versions": {n: sys.modules[n].__version__ for n in names if n in sys.modules},
             "settings": vars(args),
         }
-        beside = self.run_dir / "config.json.tmp"
-        beside.write_text(json.dumps(config, indent=2) + "\n")
-        beside.replace(self.run_dir / "config.json")
+        write_whole(self.run_dir / "config.json", json.dumps(config, indent=2).encode())
         self.csv = open(self.run_dir / "episodes.csv", "w")  # noqa: SIM115
         self._write([("step", "return", "length", "seconds"), *self.episodes])
         # not SummaryWriter, whose thread would report a full disk on its own
@@ -622,7 +619,7 @@ class Run(AbstractContextManager):
         self.events = RecordWriter(open(events, "xb"))  # noqa: SIM115
         self.events.write(Event(file_version="brain.Event:2").SerializeToString())
         restart = Event(step=self.step + 1, session_log=SessionLog(status=SessionLog.START))
-        self.events.write(restart.SerializeToString())  # TensorBoard drops what came later before
+        self.events.write(restart.SerializeToString())  # drops older files' later steps
         num_weights = sum(p.numel() for p in learned["net"].parameters())
         print(f"{args.env_id}: {num_weights:,} weights; {args.num_iterations} iterations of "
               f"{args.num_envs} actors × {args.num_steps} steps, a checkpoint every "
@@ -647,16 +644,17 @@ class Run(AbstractContextManager):
                 self.draw()
             raise SystemExit(130)
         elif issubclass(kind, (FloatingPointError, OSError)):
-            fail(f"iteration {self.iteration + 1}: {error}; any checkpoint in {self.run_dir} is "
+            iteration = self.step // self.args.batch_size + 1
+            fail(f"iteration {iteration}: {error}; any checkpoint in {self.run_dir} is "
                  f"intact", 1)  # fmt: skip
 
     def iterations(self):
-        """Yield 0, 1, 2, ..., when resuming from where the checkpoint was, saving now and then.
+        """Yield the iterations' numbers, from 0 or the checkpoint's on, saving now and then.
 
         At every checkpoint all that is random is seeded anew, also in a run that goes on: so a
         resumed run is the uninterrupted run, bit for bit.
         """
-        first = self.iteration
+        first = self.step // self.args.batch_size
         for iteration in range(first, self.args.num_iterations):
             if self.reached(self.args.goal_score):
                 break
@@ -677,14 +675,14 @@ class Run(AbstractContextManager):
     def reached(self, goal):
         return goal is not None and len(self.episodes) >= 100 and self.score >= goal
 
-    def log(self, iteration, episodes, stats):
+    def log(self, episodes, stats):
         """Record an iteration: (t, return, length) of episodes that ended in it, and scalars."""
         now, batch_size, num_envs = time.time(), self.args.batch_size, self.args.num_envs
         seconds = round(now - self.started, 1)
         rows = [(self.step + (t + 1) * num_envs, *rest, seconds) for t, *rest in episodes]
         self.episodes += rows
         self._write(rows)
-        self.iteration, self.step = iteration + 1, self.step + batch_size
+        self.step += batch_size
         if episodes and self.reached(self.best):
             net = copy.deepcopy(self.learned["net"].state_dict())
             self.best, self.best_policy = self.score, {"net": net, "step": self.step}
@@ -706,14 +704,14 @@ class Run(AbstractContextManager):
         self.csv.flush()
 
     def save(self):
-        """Write checkpoint.pt, best.pt if that policy is new, and the picture if it is old."""
+        """Write checkpoint.pt, best.pt if there is a better one, the picture if it is 10 s old."""
         state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best}
         if self.best_policy is not None:
             save_checkpoint(self.run_dir / "best.pt", state | self.best_policy)
             self.best_policy = None
         state |= {name: part.state_dict() for name, part in self.learned.items()}
-        state |= {"iteration": self.iteration, "step": self.step, "episodes": self.episodes,
-                  "seconds": time.time() - self.started}  # fmt: skip
+        seconds = time.time() - self.started
+        state |= {"step": self.step, "episodes": self.episodes, "seconds": seconds}
         save_checkpoint(self.run_dir / "checkpoint.pt", state)
         if time.time() - self.last_picture > 10:
             self.draw()
@@ -738,30 +736,32 @@ class Run(AbstractContextManager):
         self.last_picture = time.time()
 
 
-def save_checkpoint(path, contents):
-    """Save plain data beside `path`, then rename it: a kill at any moment leaves the old file."""
-    buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
-    torch.save(contents, buffer)
+def write_whole(path, contents):
+    """Write bytes beside `path`, then rename: a kill at any moment leaves the old file whole."""
     beside = path.with_name(path.name + ".tmp")
-    beside.write_bytes(buffer.getbuffer())
+    beside.write_bytes(contents)
     os.replace(beside, path)
 
 
+def save_checkpoint(path, state):
+    """Save plain data, whole."""
+    buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
+    torch.save(state, buffer)
+    write_whole(path, buffer.getbuffer())
+
+
 def load_checkpoint(path, flag):
-    """What --resume or --evaluate needs, and its path. It is plain data: loading runs no code."""
+    """What --resume or --evaluate names, and its path. It is plain data: loading runs no code."""
     if flag == "resume":
         path = path / "checkpoint.pt"
     elif path.suffix != ".pt":
         path = path / ("best.pt" if (path / "best.pt").exists() else "checkpoint.pt")
-    needed = {"settings", "net", "step"}
-    if flag == "resume":
-        needed |= {"optimizer", "episodes", "iteration", "best", "seconds"}
     try:
         with warnings.catch_warnings(action="ignore"):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if checkpoint["script"] == SCRIPT and needed <= checkpoint.keys():
-            return checkpoint | {"path": path, "flag": flag}
-        why = f"holds {checkpoint['script']}'s {', '.join(checkpoint)}"
+        if checkpoint["script"] == SCRIPT and checkpoint["settings"]:
+            return checkpoint | {"where": f"--{flag} {path}", "folder": str(path.parent)}
+        why = f"is {checkpoint['script']}'s"
     except OSError as e:
         why = e.strerror
     except Exception as e:  # whatever torch meets in a file that is cut short or foreign
@@ -769,14 +769,15 @@ def load_checkpoint(path, flag):
     fail(f"--{flag} {path}: {why}; need a whole checkpoint of {SCRIPT}, of plain data")
 
 
-def restore(checkpoint, **learned):
-    """Load the states of modules and optimizers, by name."""
+def restore(checkpoint, *names, **learned):
+    """Load the states of modules and optimizers. Returns the checkpoint's entries of the names."""
     try:
         for name, part in learned.items():
             part.load_state_dict(checkpoint[name])
+        return [checkpoint[name] for name in names]
     except (KeyError, RuntimeError, ValueError) as e:
-        where = f"--{checkpoint['flag']} {checkpoint['path']}"
-        fail(f"{where}: {e}; need a whole checkpoint of this version of {SCRIPT}")
+        why = f"{checkpoint['where']}: {type(e).__name__} {e}"
+        fail(f"{why}; need a whole checkpoint of {SCRIPT}, of this version")
 
 
 def derive_seed(seed, index):
@@ -798,10 +799,10 @@ def evaluate(args, checkpoint):
     rendering = {"render_mode": mode} if args.render or args.video else {}
     envs = Environments(args.env_id, 1, args.gamma, **rendering)
     net = ActorCritic(envs.obs.shape[1], envs.action_space, norm_obs=args.norm_obs)
-    restore(checkpoint, net=net)  # the observations' moments too
+    [step] = restore(checkpoint, "step", net=net)  # the observations' moments too
     try:
         if args.video:
-            folder = checkpoint["path"].parent / "videos" / time.strftime("%Y%m%d-%H%M%S")
+            folder = Path(checkpoint["folder"], "videos", time.strftime("%Y%m%d-%H%M%S"))
             envs.envs[0] = RecordVideo(envs.envs[0], folder, lambda k: k < args.episodes,
                                        disable_logger=True)  # fmt: skip
         with warnings.catch_warnings(action="ignore"):  # GLFW's
@@ -813,12 +814,12 @@ def evaluate(args, checkpoint):
         pi = net.pi(net.normalise(torch.from_numpy(envs.obs)))
         actions = pi.mode if args.deterministic else pi.sample()
         *_, finished = envs.step(actions.numpy())
-        for score, length in finished:
-            returns.append(score)
-            print(f"episode {len(returns)}: return {score:g}, {length} steps", flush=True)
+        for total, length in finished:
+            returns.append(total)
+            print(f"episode {len(returns)}: return {total:g}, {length} steps", flush=True)
     envs.envs[0].close()
     print(f"{args.env_id}: {np.mean(returns):.1f} ± {np.std(returns):.1f} (mean ± std) over "
-          f"{len(returns)} episodes, with the policy of step {checkpoint['step']:,}")  # fmt: skip
+          f"{len(returns)} episodes, with the policy of step {step:,}")  # fmt: skip
     return returns
 
 
@@ -887,9 +888,8 @@ def parse_args(argv=None):
         for name in given.keys() - CHANGEABLE[flag] - {flag}:
             fail(f"--{ROWS[name][0]}: --{flag} takes it from the checkpoint; leave it out")
         checkpoint = load_checkpoint(Path(given[flag]), flag)
-        here = {"run_dir": given[flag]} if flag == "resume" else {}
-        settings |= checkpoint["settings"] | here
-    elif alone := given.keys() & (CHANGEABLE["evaluate"] - CHANGEABLE["resume"] - {"seed"}):
+        settings |= checkpoint["settings"] | {"run_dir": given[flag]}
+    elif alone := given.keys() & {"episodes", "deterministic", "render", "video"}:
         fail(f"--{min(alone)} goes with --evaluate RUN_DIR")
     args = argparse.Namespace(**(settings | given))
 
@@ -918,7 +918,7 @@ def main(argv=None):
     except FloatingPointError as e:
         fail(e, 1)
     except OSError as e:
-        fail(f"{e.filename or args.run_dir}: {e.strerror}; a new run needs a new --run-dir")
+        fail(f"--run-dir {args.run_dir}: {e.strerror}; need a new directory, or --resume RUN_DIR")
 
 
 if __name__ == "__main__":

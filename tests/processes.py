@@ -19,6 +19,12 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 ROOT = Path(__file__).parent.parent
 
 
+def iterations_in(path):
+    """The number of iterations that a checkpoint stands after."""
+    checkpoint = torch.load(path, weights_only=True)
+    return checkpoint["step"] // checkpoint["settings"]["batch_size"]
+
+
 class Script:
     """One of the scripts, given as the module that it is."""
 
@@ -110,7 +116,7 @@ class Script:
             return real_update(*args)
 
         def draw(run):
-            drawn.append(run.iteration)
+            drawn.append(run.step // run.args.batch_size)
             real_draw(run)
 
         fake = types.SimpleNamespace(time=lambda: clock.now, time_ns=time.time_ns)

@@ -15,9 +15,9 @@ PROBLEM = {  # from pixels or from state vectors
 
 DIFFER = {  # where a pair's problems or algorithms differ, and what they say of it
     ("ppo_atari", "ppo_continuous"): PROBLEM | {
-        "PUBLISHED_BY", "ppo_loss", "anneal", "choose_compile",
+        "PUBLISHED_BY", "standardise", "ppo_loss", "anneal", "choose_compile",
     },
-    ("ppo_atari", "trpo_continuous"): PROBLEM | {"PUBLISHED_BY"},
+    ("ppo_atari", "trpo_continuous"): PROBLEM | {"PUBLISHED_BY", "standardise"},
     ("ppo_continuous", "trpo_continuous"): {
         "SETTINGS", "TASKS", "PUBLISHED_SCORES", "train", "surrogate", "update", "main",
     },
@@ -26,8 +26,8 @@ DIFFER = {  # where a pair's problems or algorithms differ, and what they say of
 EVERYWHERE = {  # what all three have, the same
     "gae", "estimate_advantages", "explained_variance", "Run", "Run.__init__",
     "Run.__exit__", "Run.iterations", "Run.score", "Run.reached", "Run.log", "Run._write",
-    "Run.save", "Run.draw", "save_checkpoint", "load_checkpoint", "restore", "derive_seed", "fail",
-    "make_parser", "SCRIPT", "ROWS", "at the end",
+    "Run.save", "Run.draw", "write_whole", "save_checkpoint", "load_checkpoint", "restore",
+    "derive_seed", "fail", "make_parser", "SCRIPT", "ROWS", "at the end",
 }  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_what_two_scripts_share_is_the_same(first, second):
     """And a name that needs no exception any more leaves the list."""
     one, other = (definitions(ROOT / f"{name}.py") for name in (first, second))
     shared = one.keys() & other.keys()
-    assert len(shared) > (60 if "ppo_atari" not in (first, second) else 32)
+    assert len(shared) > (50 if "ppo_atari" not in (first, second) else 32)
     assert {name for name in shared if one[name] != other[name]} == DIFFER[first, second]
     assert shared - DIFFER[first, second] >= EVERYWHERE
     for script in (one, other):

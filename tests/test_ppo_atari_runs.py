@@ -16,7 +16,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from processes import Clock, Script, events, one_line, rows, same_run, wait_for_episodes
+from processes import (
+    Clock,
+    Script,
+    events,
+    iterations_in,
+    one_line,
+    rows,
+    same_run,
+    wait_for_episodes,
+)
 
 import ppo_atari
 
@@ -119,7 +128,7 @@ def test_a_run_leaves_its_records(finished):
     ends = [step for step, _, _ in rows(run_dir)]
     assert ends == sorted(ends) and ends[-1] <= 3200 and all(step % 2 == 0 for step in ends)
     checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
-    assert (checkpoint["iteration"], checkpoint["step"]) == (100, 3200)
+    assert checkpoint["step"] == 3200
     assert [",".join(map(str, row)) for row in checkpoint["episodes"]] == text[1:]
 
     scalars = events(run_dir)
@@ -306,8 +315,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path):
     died = {"status": -signal.SIGKILL, "before": SHORT_GAMES + half_written}
     run(*flags, "--run-dir", broken, **died)
     assert (broken / "checkpoint.pt.tmp").exists()
-    before = torch.load(broken / "checkpoint.pt", weights_only=True)  # the one before is whole
-    assert before["iteration"] in range(5, 40, 5)
+    assert iterations_in(broken / "checkpoint.pt") in range(5, 40, 5)  # the one before is whole
     kills = 0
     while True:
         size = os.path.getsize(broken / "episodes.csv")
@@ -406,7 +414,7 @@ def test_an_interrupted_run_resumes_bit_for_bit_on_any_machine(machine, tmp_path
     )
     _, err = run(*flags, "--run-dir", broken, status=130, before=before + interrupt)
     assert one_line(err, f"--resume {broken}")
-    assert torch.load(broken / "checkpoint.pt", weights_only=True)["iteration"] == 10
+    assert iterations_in(broken / "checkpoint.pt") == 10
     run("--resume", broken, before=before)
     assert same_run(whole, broken)
 
@@ -461,7 +469,7 @@ def test_ctrl_c_in_an_update_ends_the_run_which_resumes_bit_for_bit(
     run_dir = tmp_path / "run"
     flags = [*SMALL, "--total-steps", 32 * 20, "--checkpoint-every", 10]
     assert SCRIPT.interrupted(capsys, monkeypatch, run_dir, *flags, in_update=13)
-    assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 10
+    assert iterations_in(run_dir / "checkpoint.pt") == 10
     steps = [e.step for e in events(run_dir)["entropy"]]
     assert steps == list(range(32, 32 * 12 + 1, 32))
     SCRIPT.main("--resume", run_dir)
@@ -562,10 +570,10 @@ class Evil:
     *((task, kind, word) for task in ("resume", "evaluate") for kind, word in [
         ("cut short", ""), ("cut to 1000 bytes", ""), ("empty", ""), ("code", "plain data"),
         ("foreign", ""), ("nothing but tensors", ""), ("other script", "dqn.py"),
-        ("no settings", "holds ppo_atari.py's"), ("no net", "holds ppo_atari.py's"),
+        ("no settings", "KeyError"), ("no net", "'net'"), ("no step", "'step'"),
     ]),
-    ("resume", "no optimizer", "holds ppo_atari.py's"),
-    ("resume", "no episodes", "holds ppo_atari.py's"),
+    ("resume", "no optimizer", "'optimizer'"),
+    ("resume", "no episodes", "'episodes'"),
 ])  # fmt: skip
 def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypatch):
     """They are refused, and all that is there stays as it was."""
@@ -586,7 +594,7 @@ def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypat
                           "cut to 1000 bytes": whole[:1000],
                           "code": pickle.dumps(Evil())}[kind])  # fmt: skip
     before = {p.name: p.read_bytes() for p in run_dir.iterdir()}
-    need = "need a whole checkpoint of ppo_atari.py, of plain data"
+    need = "need a whole checkpoint of ppo_atari.py, of "
     assert refused(capsys, 2, [f"--{task}", run_dir], f"--{task}", path, need, word)
     assert {p.name: p.read_bytes() for p in run_dir.iterdir()} == before
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
@@ -626,7 +634,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     _, err = run(*flags, before=spoil, status=1)
     assert one_line(err, "iteration 11", "is nan", run_dir)
     checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
-    assert checkpoint["iteration"] == 8
+    assert iterations_in(run_dir / "checkpoint.pt") == 8
     assert all(tensor.isfinite().all() for tensor in checkpoint["net"].values())
 
 
@@ -646,7 +654,7 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_whole(limit, tmp_pa
     flags = [*SMALL, "--total-steps", 32 * 300, "--checkpoint-every", every, "--run-dir", run_dir]
     _, err = run(*flags, before=before, status=1)
     assert one_line(err, "iteration", "File too large", "any checkpoint", run_dir)
-    assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 0
+    assert iterations_in(run_dir / "checkpoint.pt") == 0
 
 
 def test_other_games_run(tmp_path):

@@ -485,7 +485,8 @@ def test_update_says_what_happened(env_id, objective):
     kls = kl_divergence(old, new).tolist()
     advantages, targets = batch.advantages.flatten().tolist(), log.targets.tolist()
     gains, outside = [], {"below": 0, "above": 0}
-    for ratio, kl, advantage in zip(ratios, kls, advantages, strict=True):
+    standard = (np.array(advantages) - np.mean(advantages)) / np.std(advantages)
+    for ratio, kl, advantage in zip(ratios, kls, standard.tolist(), strict=True):
         gain = ratio * advantage
         if objective == "clip":
             gain = min(gain, min(max(ratio, 0.85), 1.15) * advantage)

@@ -13,6 +13,7 @@ from PIL import Image
 from processes import (
     Script,
     events,
+    iterations_in,
     kill_after_a_checkpoint,
     one_line,
     rows,
@@ -123,7 +124,7 @@ def test_a_killed_run_resumes_bit_for_bit(flags, tmp_path):
     process = start(*flags, "--run-dir", broken)
     kill_after_a_checkpoint(process, broken)
     assert process.returncode == -signal.SIGKILL
-    iteration = torch.load(broken / "checkpoint.pt", weights_only=True)["iteration"]
+    iteration = iterations_in(broken / "checkpoint.pt")
     assert 0 < iteration < 60 and iteration % 7 == 0
     SCRIPT.main("--resume", broken)
     assert same_run(tmp_path / "whole", broken)
@@ -147,7 +148,7 @@ def test_ctrl_c_ends_a_run_at_once_and_it_resumes_bit_for_bit(tmp_path, capsys, 
     SCRIPT.main(*flags, "--run-dir", tmp_path / "whole")
     broken = tmp_path / "broken"
     assert SCRIPT.interrupted(capsys, monkeypatch, broken, *flags)
-    assert torch.load(broken / "checkpoint.pt", weights_only=True)["iteration"] == 3
+    assert iterations_in(broken / "checkpoint.pt") == 3
     (broken / "episodes.csv").unlink()  # the checkpoint has every episode
     SCRIPT.main("--resume", broken)
     assert same_run(tmp_path / "whole", broken)
@@ -184,7 +185,7 @@ def test_resume_and_evaluate_refuse_other_settings_and_scripts(finished, tmp_pat
     torch.save(checkpoint | {"script": "ppo_continuous.py"}, tmp_path / "checkpoint.pt")
     for task in ("--resume", "--evaluate"):
         assert refused(capsys, 2, [task, finished[0], "--max-kl", 0.1], "--max-kl", "leave it out")
-        assert refused(capsys, 2, [task, tmp_path], task, "holds ppo_continuous.py's",
+        assert refused(capsys, 2, [task, tmp_path], task, "is ppo_continuous.py's",
                        "need a whole checkpoint of trpo_continuous.py")  # fmt: skip
 
 
@@ -205,7 +206,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tmp_path, capsys, monkeypat
     flags = [*SMALL, "--total-steps", 6400, "--checkpoint-every", 2, "--run-dir", run_dir]
     assert refused(capsys, 1, flags, "iteration 6", "gradient is nan", run_dir)
     checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
-    assert checkpoint["iteration"] == 4
+    assert iterations_in(run_dir / "checkpoint.pt") == 4
     assert all(tensor.isfinite().all() for tensor in checkpoint["net"].values())
 
 
@@ -214,7 +215,7 @@ def test_a_critic_that_is_not_finite_stops_the_run(tmp_path, capsys):
     run_dir = tmp_path / "run"
     flags = [*SMALL, "--total-steps", 6400, "--learning-rate", 1e38, "--run-dir", run_dir]
     assert refused(capsys, 1, flags, "iteration 1", run_dir)
-    assert torch.load(run_dir / "checkpoint.pt", weights_only=True)["iteration"] == 0
+    assert iterations_in(run_dir / "checkpoint.pt") == 0
 
 
 @pytest.mark.parametrize("flags", [
