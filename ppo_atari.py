@@ -842,7 +842,8 @@ def main(argv=None):
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except OSError as e:
-        fail(f"--run-dir {args.run_dir}: {e.strerror}; need a new directory, or --resume RUN_DIR")
+        path = e.filename or args.run_dir
+        fail(f"{path}: {e.strerror}; a new run needs a new --run-dir")
 
 
 if __name__ == "__main__":
