@@ -239,7 +239,7 @@ def make_batch(num_steps, envs):
 
 @torch.no_grad()
 def rollout(envs, net, batch):
-    """Run π_θold for T timesteps in N environments, filling `batch`.
+    """Run π_θold for T timesteps in N environments, filling `batch` (PPO's Algorithm 1, line 3).
 
     Returns (t, return, length) of each episode that finished at step t = 0, ..., T - 1.
     """

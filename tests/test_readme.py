@@ -1,4 +1,6 @@
-"""README.md says what is so: its pointers, flags, commands and files."""
+"""README.md, plots/README.md and tests/benchmarks/README.md say what is so: their pointers, flags,
+commands, scores and files. `python -m tests.test_readme` renews the lines that
+README's guide points at."""
 
 import ast
 import re
@@ -17,12 +19,14 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "plots"))
 import reproduce
 
-README = (ROOT / "README.md").read_text()
+PAGES = {name: (ROOT / name).read_text()
+         for name in ("README.md", "plots/README.md", "tests/benchmarks/README.md")}  # fmt: skip
+README, RESULTS, _ = PAGES.values()
 SCRIPTS = (ppo_atari, ppo_continuous, trpo_continuous)
 
 
 def source_of(script, name):
-    """The source of a top-level definition of a script, its comments and docstring too."""
+    """A top-level definition of a script: its first line's number, and its source."""
     text = (ROOT / f"{script}.py").read_text()
     lines = text.splitlines(keepends=True)
     for node in ast.parse(text).body:
@@ -30,48 +34,46 @@ def source_of(script, name):
         if isinstance(node, ast.Assign):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
         if name in names:
-            return "".join(lines[node.lineno - 1 : node.end_lineno])
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+            return first, "".join(lines[first - 1 : node.end_lineno])
     raise AssertionError(f"{name} is not in {script}.py")
 
 
 def pointers(text):
-    """(place, script, name) of a table's rows like | Eq. 14 | `trpo_continuous.surrogate` |; a name
-    alone is of ppo_atari.py."""
-    row = r"^\| ((?:Algorithm|App\.|Eq\.|Sec\.|Table)[^|]*) \| `(?:(\w+)\.)?(\w+)` \|$"
-    found = re.findall(row, text, re.M)
-    return [(place, script or "ppo_atari", name) for place, script, name in found]
+    """(place, script, name, line) of the links in rows like
+    | Eq. 14 | [`surrogate`](trpo_continuous.py#L350) |."""
+    found = []
+    for place, cells in re.findall(r"^\| ([^|`]+) \| (.*\.py#L.*) \|$", text, re.M):
+        for name, script, line in re.findall(r"\[`(\w+)`\]\((\w+)\.py#L(\d+)\)", cells):
+            found.append((place, script, name, int(line)))
+    return found
 
 
 POINTERS = pointers(README)
 # TensorBoard's and the benchmarks'
-OTHERS = {"--logdir", "--iterations", "--stop", "--subprocesses"}
+OTHERS = {"--logdir", "--iterations", "--stop", "--subprocesses", "--repeats", "--bf16"}
 
 
 def test_the_guide_has_pointers():
-    assert len(POINTERS) >= 12
+    assert len(POINTERS) >= 20 and {script for _, script, _, _ in POINTERS} == {
+        script.__name__ for script in SCRIPTS
+    }
 
 
-def test_a_pointer_can_name_its_script():
-    text = "| Eq. 14 | `trpo_continuous.surrogate` |\n| App. C.1 | `gae` |\n| seeds | `5` |"
-    assert pointers(text) == [
-        ("Eq. 14", "trpo_continuous", "surrogate"),
-        ("App. C.1", "ppo_atari", "gae"),
-    ]
-    assert "Eq. 14" in source_of("trpo_continuous", "surrogate")
-
-
-@pytest.mark.parametrize("place, script, name", POINTERS)
-def test_pointers_point_at_the_right_place(place, script, name):
-    """Each part of a pointer ("Sec. 6.4, [Mni+16]") stands in the source that it points at."""
-    source = " ".join(source_of(script, name).split())
+@pytest.mark.parametrize("place, script, name, line", POINTERS)
+def test_pointers_point_at_the_right_place(place, script, name, line):
+    """At the definition's first line (`python -m tests.test_readme` mends that), whose source names
+    each part of the place ("Sec. 6.4, [Mni+16]")."""
+    first, source = source_of(script, name)
+    assert line == first
     for part in place.split(", "):
         number = part.removeprefix("Eq. ")
         pattern = rf"Eq\. (\d+, )*{number}\b" if number != part else rf"{re.escape(part)}(?!\w)"
-        assert re.search(pattern, source), (part, name)
+        assert re.search(pattern, " ".join(source.split())), (part, name)
 
 
 def test_nothing_is_left_to_fill_in():
-    assert not re.search(r"@|TODO|XXX", README)
+    assert not any(re.search(r"@|TODO|XXX|#L0", page) for page in PAGES.values())
 
 
 def script_parser(script):
@@ -81,7 +83,7 @@ def script_parser(script):
 def test_flags_exist():
     parsers = [*(script_parser(script) for script in SCRIPTS), reproduce.make_parser()]
     flags = {flag for p in parsers for action in p._actions for flag in action.option_strings}
-    assert set(flags_in(README)) - flags - OTHERS == set()
+    assert set(flags_in("".join(PAGES.values()))) - flags - OTHERS == set()
 
 
 def flags_in(text):
@@ -93,7 +95,7 @@ def test_flags_stand_beside_a_script_that_has_them(script):
     """In the rows of tables and in the commands that name the script, and nothing else."""
     parser = script_parser(script)
     known = {flag for action in parser._actions for flag in action.option_strings}
-    lines = README.replace("\\\n", " ").splitlines()
+    lines = "".join(PAGES.values()).replace("\\\n", " ").splitlines()
     named = [line for line in lines if f"{script.__name__}.py" in line]
     named = [line for line in named if line.startswith(("|", ".venv/bin/python"))]
     assert named
@@ -121,7 +123,7 @@ def test_tables_of_results_are_those_of_the_data(experiment, length, tmp_path):
     rows = [line for line in text.splitlines() if line.startswith("|") and "---" not in line]
     assert len(rows) == 1 + length
     for row in rows:
-        assert row in README, row
+        assert row in RESULTS, row
 
 
 ATARI = {
@@ -147,7 +149,7 @@ ATARI = {
 def test_scores_of_atari_are_those_of_the_data(name):
     """Rows | name | seed | scores by a step ... | last score | published |, of every seed there is,
     or | name | scores by a step |, of seed 1."""
-    rows = re.findall(rf"^\| {re.escape(name)} \| (.*) \|$", README, re.M)
+    rows = re.findall(rf"^\| {re.escape(name)} \| (.*) \|$", RESULTS, re.M)
     whole = name.startswith(("Breakout", "Pong"))
     runs = reproduce.compare.read_runs(reproduce.compare.DATA / ATARI[name])
     assert len(rows) == (len(runs) if whole else 1)
@@ -162,20 +164,41 @@ def test_scores_of_atari_are_those_of_the_data(name):
         assert (row + " |").startswith(" | ".join(cells).replace("-", "−") + " |")
 
 
-@pytest.mark.parametrize("flags, place, seeds", [
-    ("`--bf16`", "breakout/nature-bf16", [1]),
-    ("`--bf16 --network paper`", "breakout/paper-bf16", [1]),
-    ("`--bf16 --network paper --learning-rate 1e-3`", "breakout/lr-1e-3-paper-bf16", [1, 2, 3]),
-])  # fmt: skip
-def test_scores_at_the_top_are_those_of_every_whole_run(flags, place, seeds):
-    runs = [
-        run
-        for run in reproduce.compare.read_runs(reproduce.compare.DATA / place)
-        if reproduce.covers(run.table, run.about["settings"]["total_steps"])
-    ]
-    assert [run.seed for run in runs] == seeds
-    [scores] = re.findall(rf"^\| {re.escape(flags)} \| ([\d., ]+) \|", README, re.M)
-    assert scores == ", ".join(f"{reproduce.score(run.table):.1f}" for run in runs)
+TOP = {  # what README's first table says, by task and command: an experiment and its variant
+    ("Breakout", "ppo_atari.py --bf16"): ("breakout", "nature-bf16"),
+    ("Breakout", "ppo_atari.py --bf16 --network paper"): ("breakout", "paper-bf16"),
+    ("Breakout", "ppo_atari.py --bf16 --network paper --learning-rate 1e-3"): (
+        "breakout", "lr-1e-3-paper-bf16",
+    ),
+    ("CartPole-v1", "ppo_continuous.py"): ("small-tasks", "ppo"),
+    ("HalfCheetah-v5", "ppo_continuous.py"): ("figure3", "ppo"),
+    ("Walker2d-v5", "ppo_continuous.py"): ("figure3", "ppo"),
+    ("InvertedDoublePendulum-v5", "ppo_continuous.py"): ("figure3", "ppo"),
+    ("HalfCheetah-v5", "trpo_continuous.py"): ("figure3", "trpo"),
+    ("Walker2d-v5", "trpo_continuous.py"): ("figure3", "trpo"),
+}  # fmt: skip
+SOURCES = {
+    "PPO paper": ("PPO paper, 10M steps", "PPO paper's Fig. 3, by eye"),
+    "Baselines": ("OpenAI's Baselines",),
+    "RL Zoo": ("RL Baselines3 Zoo, tuned",),
+}
+
+
+def test_the_first_table_is_of_every_whole_run_there_is():
+    cells = r"([\w-]+) \| `(.*?)` \| ([\d.]+)M \| (\d+) \| (.*?) \| ([\d.]+), ([\w ]+)"
+    rows = re.findall(rf"^\| {cells} \|$", README, re.M)
+    assert [row[:2] for row in rows] == list(TOP)
+    for task, command, steps, seeds, said, published, whose in rows:
+        experiment, variant = TOP[task, command]
+        _, scores, _ = reproduce.gather(experiment, Namespace(data_dir=reproduce.compare.DATA))
+        env_id = reproduce.BREAKOUT[0] if task == "Breakout" else task
+        values = scores[variant][env_id]
+        assert (int(seeds), said) == (len(values), reproduce.spread(values)), (task, command)
+        script, *flags = command.split()
+        assert reproduce.total_steps(script, env_id, tuple(flags)) == float(steps) * 1e6
+        algorithm = reproduce.compare.algorithm(script)
+        known = [reproduce.compare.PUBLISHED[name].get(algorithm, {}) for name in SOURCES[whose]]
+        assert float(published) in [numbers.get(env_id) for numbers in known]
 
 
 def test_means_of_three_seeds_are_those_of_the_data():
@@ -185,7 +208,7 @@ def test_means_of_three_seeds_are_those_of_the_data():
         for variant in ("lr-1e-3-paper-bf16", "nature-bf16")
     )
     scores = [reproduce.score(run.table) for run in larger]
-    mean, prose = f"{np.mean(scores):.1f}", " ".join(README.split())
+    mean, prose = f"{np.mean(scores):.1f}", " ".join(RESULTS.split())
     assert f"(mean {mean} ± {np.std(scores, ddof=1):.1f}, " in prose
     for script in SCRIPTS:  # a score there would have to be checked, too
         assert not re.search(r"\b\d{2,3}\.\d\b", script.__doc__)
@@ -198,14 +221,33 @@ def test_means_of_three_seeds_are_those_of_the_data():
 
 
 def test_files_exist():
-    for name in re.findall(r"\]\(((?!http|#)[^)]+)\)", README) + re.findall(
-        r"\bplots/(?:\w+\.py|data/[\w/-]+\w)", README
-    ):
-        assert (ROOT / name).exists(), name
+    for name, page in PAGES.items():
+        links = re.findall(r"\]\(((?!http|#)[^)#]+)", page)
+        for path in [*((ROOT / name).parent / link for link in links), *(
+            ROOT / path for path in re.findall(r"\bplots/(?:\w+\.py|data/[\w/-]+\w)", page)
+        )]:  # fmt: skip
+            assert path.exists(), path
 
 
 def test_defaults_named_in_readme():
     args, _ = ppo_atari.parse_args([])
-    assert f"| epochs K | {args.num_epochs} | 4 |" in README
-    assert f"norm clipped at {args.max_grad_norm}" in README
-    assert f"Adam's ε {args.adam_eps:.0e}".replace("e-05", "e-5") in README
+    assert f"in K (4, here {args.num_epochs}), the value loss (0.5 · ½" in " ".join(README.split())
+    assert f"norm clipped at {args.max_grad_norm}, Adam's ε 1e-5" in README
+    assert args.adam_eps == 1e-5
+
+
+def renew(text):
+    """README with the links of its guide at the definitions' first lines."""
+    return re.sub(
+        r"(\[`(\w+)`\]\((\w+)\.py#L)\d+",
+        lambda link: f"{link[1]}{source_of(link[3], link[2])[0]}",
+        text,
+    )
+
+
+def test_renewing_mends_links_alone():
+    assert renew(README) == README == renew(re.sub(r"#L\d+", "#L1", README))
+
+
+if __name__ == "__main__":
+    (ROOT / "README.md").write_text(renew(README))
