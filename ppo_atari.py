@@ -20,11 +20,13 @@ records.
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game
   python ppo_atari.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_atari.py --evaluate RUN_DIR --render   watch what it learned; --video records it
+  torchrun --nproc-per-node 4 ppo_atari.py          on 4 processes; with --cuda on 4 GPUs
   python ppo_atari.py --num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate
                                                     the settings of OpenAI's Baselines
 """
 
 import argparse
+import atexit
 import copy
 import gc
 import hashlib
@@ -36,7 +38,9 @@ import shutil
 import signal
 import sys
 import sysconfig
+import tempfile
 import time
+import traceback
 import warnings
 from contextlib import AbstractContextManager, suppress
 from math import inf
@@ -54,6 +58,7 @@ import ale_py
 import gymnasium as gym
 import numpy as np
 import torch
+import torch.distributed as dist
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, RecordVideo
@@ -123,11 +128,12 @@ def train(args, checkpoint=None):
     """Algorithm 1 of the paper. `checkpoint` is that of the run to resume."""
     device = torch.device("cuda" if args.cuda else "cpu")
     torch.manual_seed(args.seed)
-    games = Games(args.env_id, args.num_envs, args.threads, pin_memory=args.cuda)
+    num_envs = args.num_envs // PROCESSES  # of this process
+    games = Games(args.env_id, num_envs, args.threads, pin_memory=args.cuda)
     net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
     # Adam's ε: not in the paper: Baselines' (--adam-eps 1e-8); `update` sets the step size
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
-    batch = make_batch(args.num_steps, args.num_envs, device)
+    batch = make_batch(args.num_steps, num_envs, device)
 
     def policy(frames):  # this and the loss are what --compile compiles
         return act(net, frames)
@@ -144,12 +150,12 @@ def train(args, checkpoint=None):
     with Run(args, checkpoint, net=net, optimizer=optimizer) as run:
         for iteration in run.iterations():  # line 1
             if run.at_checkpoint:  # not in the paper: restart, as a resumed run does
-                games.reset(run.seed)
+                games.reset(own_seed(run.seed))
             learning_rate, clip_eps = anneal(args, iteration)
             episodes = rollout(games, policy, batch)  # lines 2, 3
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
             stats = update(loss, net, optimizer, batch, learning_rate, clip_eps, args)  # line 6
-            run.log(episodes, stats)
+            run.log(gather(episodes), stats)
 
 
 # ------------------------------------------------------------------------------------- Network
@@ -354,17 +360,20 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     clip_eps = torch.tensor(clip_eps, device=device)  # compiled code then takes any value
     minibatch_stats = []
     for _ in range(args.num_epochs):
-        order = torch.randperm(args.batch_size, device=device)
-        for indices in order.split(args.minibatch_size):
+        order = torch.randperm(len(samples["targets"]), device=device)
+        for indices in order.split(args.minibatch_size // PROCESSES):
             minibatch = {name: x.index_select(0, indices) for name, x in samples.items()}
             optimizer.zero_grad()  # before the loss: CUDA graphs reuse the gradients' memory
             minus_objective, stats = loss(SimpleNamespace(**minibatch), clip_eps)
             minus_objective.backward()
+            average([p.grad for p in net.parameters()])
             # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
             grad_norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
             optimizer.step()
             minibatch_stats.append(torch.cat((stats, grad_norm.view(1))))
-    stats = dict(zip(STATS, torch.stack(minibatch_stats).mean(0).tolist(), strict=True))
+    means = torch.stack(minibatch_stats).mean(0)
+    average([means])
+    stats = dict(zip(STATS, means.tolist(), strict=True))
     stats["weight_norm"] = nn.utils.get_total_norm(list(net.parameters())).item()
     for name, value in stats.items():
         if not math.isfinite(value):
@@ -803,6 +812,12 @@ def parse_args(argv=None):
         fail(f"--total-steps {args.total_steps}: need at least T × N = {args.batch_size}")
     if args.cuda and not torch.cuda.is_available():
         fail("--cuda: no CUDA GPU that this build of torch can use; --no-cuda is for the CPU")
+    if flag == "resume" and settings.get("processes", 1) != PROCESSES:
+        fail(f"--resume {args.resume}: needs {settings.get('processes', 1)} processes, as before")
+    args.processes = PROCESSES
+    if args.num_envs % PROCESSES or args.minibatch_size % PROCESSES:
+        fail(f"{PROCESSES} processes: need a divisor of N = {args.num_envs} and of M = "
+             f"{args.minibatch_size}")  # fmt: skip
     game_settings(args.env_id)  # fails if it is not a game
     args.checkpoint_every = args.checkpoint_every or max(1, args.num_iterations // 15)
     name = f"{Path(SCRIPT).stem}-{args.env_id.replace('/', '-')}-seed{args.seed}"
@@ -824,9 +839,62 @@ def choose_compile(args):
     return bool(args.compile)
 
 
+# torchrun starts several processes. They share out N and M and average their gradients, as in ppo1.
+# Not in the paper: each standardises the advantages of its own part alone.
+TOGETHER = dist.is_torchelastic_launched()
+RANK = int(os.environ["RANK"]) if TOGETHER else 0
+PROCESSES = int(os.environ["WORLD_SIZE"]) if TOGETHER else 1
+
+
+def join(args, checkpoint):
+    """Become one of several processes, of which process 0 keeps the records."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's, if another process dies
+    if args.cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if args.cuda else "gloo")
+    if RANK > 0:
+        folder = tempfile.mkdtemp()  # for records that nobody reads
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        args.run_dir = folder if checkpoint else f"{folder}/run"
+
+
+def together(collective, *args):
+    """Call one of torch.distributed's collective functions, if there are several processes."""
+    if TOGETHER:
+        try:
+            collective(*args)
+        except RuntimeError as e:
+            raise ConnectionError("another process has ended") from e
+
+
+def average(tensors):
+    """Replace tensors by their means over the processes."""
+    for x in tensors if TOGETHER else ():
+        together(dist.all_reduce, x)
+        x /= PROCESSES
+
+
+def gather(episodes):
+    """The episodes of all processes, by the step at which they ended."""
+    everyone = [episodes] * PROCESSES
+    together(dist.all_gather_object, everyone, episodes)
+    return sorted(sum(everyone, []), key=lambda episode: episode[0])
+
+
+def own_seed(seed):
+    """The run's seed in process 0; another one in each other process, for torch too."""
+    if RANK > 0:
+        seed = derive_seed(seed, RANK)
+        torch.manual_seed(seed)
+    return seed
+
+
 def main(argv=None):
     """Train or evaluate; `argv` is the command line."""
     try:
+        if RANK > 0:  # process 0 speaks for all
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+            sys.excepthook = lambda *error: traceback.print_exception(*error, file=sys.__stderr__)
         args, checkpoint = parse_args(argv)
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
         torch.set_num_threads(args.threads)
@@ -838,6 +906,8 @@ def main(argv=None):
         if args.evaluate is not None:
             return evaluate(args, checkpoint)
         args.compile = choose_compile(args)
+        if TOGETHER:
+            join(args, checkpoint)
         return train(args, checkpoint)
     except KeyboardInterrupt:
         raise SystemExit(130) from None

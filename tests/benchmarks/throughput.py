@@ -4,6 +4,7 @@
   python tests/benchmarks/throughput.py              # everything, about 15 minutes on 2 cores
   python tests/benchmarks/throughput.py --only ratio # this script and SB3, alternating
   python tests/benchmarks/throughput.py --only scale # 1 to 64 actors
+  python tests/benchmarks/throughput.py --only processes  # one process, and several by torchrun
   python tests/benchmarks/throughput.py --cuda       # on a GPU, SB3 too
 
 Every measurement is a process of its own on an otherwise idle machine, A and B in turns; the
@@ -243,10 +244,38 @@ def scale(args):
               f"{median(results, 'rss_mb'):.0f} MB |", flush=True)  # fmt: skip
 
 
+def processes(args):
+    """Steps per second of one process with all threads and of as many processes with one each."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    several = ["-m", "torch.distributed.run", "--nproc-per-node", str(args.threads)]
+    ways = {
+        "one process": ["ppo_atari.py", "--threads", str(args.threads)],
+        f"torchrun, {args.threads} processes": [*several, "ppo_atari.py", "--threads", "1"],
+    }
+    results, steps = defaultdict(list), str(1024 * (args.iterations + 2))
+    for turn in range(args.repeats):
+        for settings, flags in (("SB3's settings", SB3_SETTINGS), ("defaults", [])):
+            for way, command in ways.items():
+                with tempfile.TemporaryDirectory() as folder:
+                    own = ["--total-steps", steps, "--run-dir", f"{folder}/run", "--no-compile"]
+                    subprocess.run([sys.executable, *command, *flags, *own], cwd=ROOT, check=True,
+                                   capture_output=True)  # fmt: skip
+                    events = EventAccumulator(f"{folder}/run").Reload()
+                    speeds = [event.value for event in events.Scalars("steps_per_second")[2:]]
+                speed = len(speeds) / sum(1 / x for x in speeds)
+                results[f"{settings}, {way}"].append({"steps_per_second": speed})
+                print(f"turn {turn + 1}: {settings}, {way}: {speed:.0f}", file=sys.stderr)
+    print("\n| | steps/s, median | of all turns |\n|---|---|---|")
+    for name, r in results.items():
+        speeds = ", ".join(f"{x['steps_per_second']:.0f}" for x in r)
+        print(f"| {name} | {median(r):.0f} | {speeds} |")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parser.add_argument("--only", choices=("ratio", "scale"))
+    parser.add_argument("--only", choices=("ratio", "scale", "processes"))
     parser.add_argument("--repeats", type=int, default=5, help="turns of each")
     parser.add_argument("--iterations", type=int, default=20, help="of 1,024 steps, a turn")
     parser.add_argument("--threads", type=int, default=cores)
@@ -254,7 +283,7 @@ def main():
     parser.add_argument("--bf16", action="store_true", help="the compiled rows with bfloat16 too")
     parser.add_argument("--subprocesses", action="store_true", help="SB3's SubprocVecEnv")
     args = parser.parse_args()
-    for experiment in (ratio, scale):
+    for experiment in (ratio, scale, processes):
         if args.only in (None, experiment.__name__):
             experiment(args)
 
