@@ -51,7 +51,15 @@ def pointers(text):
 
 POINTERS = pointers(README)
 # TensorBoard's and the benchmarks'
-OTHERS = {"--logdir", "--iterations", "--stop", "--subprocesses", "--repeats", "--bf16"}
+OTHERS = {
+    "--logdir",
+    "--iterations",
+    "--stop",
+    "--subprocesses",
+    "--repeats",
+    "--bf16",
+    "--nproc-per-node",
+}
 
 
 def test_the_guide_has_pointers():
