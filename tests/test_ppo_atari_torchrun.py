@@ -35,7 +35,8 @@ def torchrun(folder, *flags, before=""):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script]
     done = subprocess.run(
         [*map(str, command), *map(str, flags)], cwd=ROOT, text=True, capture_output=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, timeout=120,
+        timeout=120, env=os.environ
+        | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
     )  # fmt: skip
     own = [line for line in done.stderr.splitlines() if line.startswith(("ppo_atari", "interr"))]
     return done.returncode, done.stdout, own
