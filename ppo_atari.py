@@ -20,7 +20,7 @@ records.
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game
   python ppo_atari.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_atari.py --evaluate RUN_DIR --render   watch what it learned; --video records it
-  torchrun --nproc-per-node 4 ppo_atari.py          on 4 processes; with --cuda on 4 GPUs
+  torchrun --nproc-per-node 4 ppo_atari.py          on 4 processes; --cuda: on 4 GPUs (untested)
   python ppo_atari.py --num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate
                                                     the settings of OpenAI's Baselines
 """
@@ -131,6 +131,7 @@ def train(args, checkpoint=None):
     num_envs = args.num_envs // PROCESSES  # of this process
     games = Games(args.env_id, num_envs, args.threads, pin_memory=args.cuda)
     net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
+    args.seed += RANK << 64  # each process: the same weights, games and actions of its own
     # Adam's ε: not in the paper: Baselines' (--adam-eps 1e-8); `update` sets the step size
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     batch = make_batch(args.num_steps, num_envs, device)
@@ -150,7 +151,7 @@ def train(args, checkpoint=None):
     with Run(args, checkpoint, net=net, optimizer=optimizer) as run:
         for iteration in run.iterations():  # line 1
             if run.at_checkpoint:  # not in the paper: restart, as a resumed run does
-                games.reset(own_seed(run.seed))
+                games.reset(run.seed)
             learning_rate, clip_eps = anneal(args, iteration)
             episodes = rollout(games, policy, batch)  # lines 2, 3
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
@@ -500,8 +501,8 @@ class Run(AbstractContextManager):
 
     def __init__(self, args, checkpoint, **learned):
         self.args, self.learned, self.run_dir = args, learned, Path(args.run_dir)
+        self.run_dir.mkdir(parents=True, exist_ok=checkpoint is not None)
         if checkpoint is None:
-            self.run_dir.mkdir(parents=True)
             self.step, self.episodes, self.best, seconds = 0, [], -inf, 0.0
         else:
             names = ("step", "episodes", "best", "seconds")
@@ -546,8 +547,7 @@ class Run(AbstractContextManager):
             print(f"finished: {self.step:,} steps, mean of the last 100 episodes {self.score:.1f}, "
                   f"{(time.time() - self.started) / 60:.0f} min, {self.run_dir}")  # fmt: skip
         elif kind is KeyboardInterrupt:
-            command = f"python {SCRIPT} --resume {self.run_dir}"
-            print(f"interrupted; go on with: {command}", file=sys.stderr)
+            print(f"interrupted; go on with --resume {self.run_dir}", file=sys.stderr)
             with suppress(OSError):
                 self.draw()
             raise SystemExit(130)
@@ -812,10 +812,10 @@ def parse_args(argv=None):
         fail(f"--total-steps {args.total_steps}: need at least T × N = {args.batch_size}")
     if args.cuda and not torch.cuda.is_available():
         fail("--cuda: no CUDA GPU that this build of torch can use; --no-cuda is for the CPU")
-    if flag == "resume" and settings.get("processes", 1) != PROCESSES:
-        fail(f"--resume {args.resume}: needs {settings.get('processes', 1)} processes, as before")
+    if flag == "resume" and (before := settings.get("processes", 1)) != PROCESSES:
+        fail(f"--resume {args.resume}: need torchrun with {before} processes, as before")
     args.processes = PROCESSES
-    if args.num_envs % PROCESSES or args.minibatch_size % PROCESSES:
+    if flag != "evaluate" and (args.num_envs % PROCESSES or args.minibatch_size % PROCESSES):
         fail(f"{PROCESSES} processes: need a divisor of N = {args.num_envs} and of M = "
              f"{args.minibatch_size}")  # fmt: skip
     game_settings(args.env_id)  # fails if it is not a game
@@ -846,7 +846,7 @@ RANK = int(os.environ["RANK"]) if TOGETHER else 0
 PROCESSES = int(os.environ["WORLD_SIZE"]) if TOGETHER else 1
 
 
-def join(args, checkpoint):
+def join(args):
     """Become one of several processes, of which process 0 keeps the records."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # torchrun's, if another process dies
     if args.cuda:
@@ -855,7 +855,7 @@ def join(args, checkpoint):
     if RANK > 0:
         folder = tempfile.mkdtemp()  # for records that nobody reads
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        args.run_dir = folder if checkpoint else f"{folder}/run"
+        args.run_dir = f"{folder}/run"
 
 
 def together(collective, *args):
@@ -864,14 +864,14 @@ def together(collective, *args):
         try:
             collective(*args)
         except RuntimeError as e:
-            raise ConnectionError("another process has ended") from e
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            raise ConnectionError("another process has ended, or hangs") from e
 
 
 def average(tensors):
     """Replace tensors by their means over the processes."""
     for x in tensors if TOGETHER else ():
-        together(dist.all_reduce, x)
-        x /= PROCESSES
+        together(dist.all_reduce, x.div_(PROCESSES))
 
 
 def gather(episodes):
@@ -881,19 +881,13 @@ def gather(episodes):
     return sorted(sum(everyone, []), key=lambda episode: episode[0])
 
 
-def own_seed(seed):
-    """The run's seed in process 0; another one in each other process, for torch too."""
-    if RANK > 0:
-        seed = derive_seed(seed, RANK)
-        torch.manual_seed(seed)
-    return seed
-
-
 def main(argv=None):
     """Train or evaluate; `argv` is the command line."""
     try:
-        if RANK > 0:  # process 0 speaks for all
-            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        if RANK > 0:  # process 0 speaks for all, and the first of each machine of what fails there
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        if TOGETHER and int(os.environ["LOCAL_RANK"]) > 0:
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
             sys.excepthook = lambda *error: traceback.print_exception(*error, file=sys.__stderr__)
         args, checkpoint = parse_args(argv)
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
@@ -904,11 +898,13 @@ def main(argv=None):
         if args.cuda:
             torch.set_float32_matmul_precision("high")  # TF32, as cuDNN's convolutions use anyway
         if args.evaluate is not None:
-            return evaluate(args, checkpoint)
+            return evaluate(args, checkpoint) if RANK == 0 else None
         args.compile = choose_compile(args)
         if TOGETHER:
-            join(args, checkpoint)
-        return train(args, checkpoint)
+            join(args)
+        train(args, checkpoint)
+        if TOGETHER:
+            dist.destroy_process_group()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except OSError as e:

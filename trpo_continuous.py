@@ -592,8 +592,8 @@ class Run(AbstractContextManager):
 
     def __init__(self, args, checkpoint, **learned):
         self.args, self.learned, self.run_dir = args, learned, Path(args.run_dir)
+        self.run_dir.mkdir(parents=True, exist_ok=checkpoint is not None)
         if checkpoint is None:
-            self.run_dir.mkdir(parents=True)
             self.step, self.episodes, self.best, seconds = 0, [], -inf, 0.0
         else:
             names = ("step", "episodes", "best", "seconds")
@@ -638,8 +638,7 @@ class Run(AbstractContextManager):
             print(f"finished: {self.step:,} steps, mean of the last 100 episodes {self.score:.1f}, "
                   f"{(time.time() - self.started) / 60:.0f} min, {self.run_dir}")  # fmt: skip
         elif kind is KeyboardInterrupt:
-            command = f"python {SCRIPT} --resume {self.run_dir}"
-            print(f"interrupted; go on with: {command}", file=sys.stderr)
+            print(f"interrupted; go on with --resume {self.run_dir}", file=sys.stderr)
             with suppress(OSError):
                 self.draw()
             raise SystemExit(130)

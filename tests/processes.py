@@ -86,7 +86,7 @@ class Script:
         out, err = capsys.readouterr()
         assert "finished" not in out
         last = err.strip().splitlines()[-1]
-        return last == f"interrupted; go on with: python {self.name}.py --resume {run_dir}"
+        return last == f"interrupted; go on with --resume {run_dir}"
 
     def tensorboard_has_what_update_returned(self, monkeypatch, run_dir, *flags):
         """A run with these flags shows every number of every iteration, as float32."""

@@ -452,7 +452,7 @@ def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(ignoring_ctrl_c, tmp_pat
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert one_line(err, f"ppo_atari.py --resume {run_dir}")
+    assert one_line(err, f"go on with --resume {run_dir}")
     assert (run_dir / "learning_curve.png").stat().st_size > 10_000
     assert (run_dir / "episodes.csv").read_text().endswith("\n")
     last = events(run_dir)["score"][-1]
@@ -598,6 +598,16 @@ def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypat
     assert refused(capsys, 2, [f"--{task}", run_dir], f"--{task}", path, need, word)
     assert {p.name: p.read_bytes() for p in run_dir.iterdir()} == before
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_resume_needs_the_same_number_of_processes(finished, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "checkpoint.pt"
+    checkpoint = torch.load(finished[0] / path.name, weights_only=True)
+    torch.save(checkpoint | {"settings": checkpoint["settings"] | {"processes": 2}}, path)
+    assert refused(capsys, 2, ["--resume", tmp_path], "--resume", "need torchrun with 2 processes")
+    monkeypatch.setattr(ppo_atari, "PROCESSES", 4)
+    assert refused(capsys, 2, ["--resume", tmp_path], "--resume", "need torchrun with 2 processes")
+    assert len(SCRIPT.main("--evaluate", tmp_path, "--episodes", 1)) == 1
 
 
 @pytest.mark.parametrize("missing", ["optimizer", "episodes"])

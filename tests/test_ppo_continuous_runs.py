@@ -194,7 +194,7 @@ def test_ctrl_c_reaches_a_run_in_the_background(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "finished" not in out, err
-    assert one_line(err, f"interrupted; go on with: python ppo_continuous.py --resume {run_dir}")
+    assert one_line(err, f"interrupted; go on with --resume {run_dir}")
     assert (run_dir / "learning_curve.png").stat().st_size > 10_000
     assert (run_dir / "episodes.csv").read_text().endswith("\n")
     torch.load(run_dir / "checkpoint.pt", weights_only=True)

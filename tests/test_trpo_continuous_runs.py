@@ -138,7 +138,7 @@ def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "finished" not in out, err
-    assert one_line(err, f"interrupted; go on with: python trpo_continuous.py --resume {run_dir}")
+    assert one_line(err, f"interrupted; go on with --resume {run_dir}")
     assert (run_dir / "learning_curve.png").stat().st_size > 10_000
     torch.load(run_dir / "checkpoint.pt", weights_only=True)
 

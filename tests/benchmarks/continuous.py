@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import defaultdict
 
-from throughput import child, clock, median, rss_mb
+from throughput import child, clock, median, rss_mb, times
 
 # sb3-contrib's defaults in our words: 15 iterations of conjugate gradient, 10 critic passes
 TRPO_SETTINGS = ["--num-steps", "2048", "--minibatch-size", "128", "--num-epochs", "10",
@@ -108,11 +108,11 @@ def compare(algorithm, args):
                 result = child("ours", "continuous", flags=flags, **what)
             results[name].append(result)
             print(f"turn {turn + 1}: {name}: {result['steps_per_second']:.0f}", file=sys.stderr)
-    base = median(next(iter(results.values())))
+    base = next(iter(results.values()))
     print("\n| | steps/s, median | of all turns | times SB3 | peak memory |\n|---|---|---|---|---|")
     for name, r in results.items():
         speeds = ", ".join(f"{x['steps_per_second']:.0f}" for x in r)
-        print(f"| {name} | {median(r):.0f} | {speeds} | {median(r) / base:.2f} | "
+        print(f"| {name} | {median(r):.0f} | {speeds} | {times(r, base)} | "
               f"{median(r, 'rss_mb'):.0f} MB |")  # fmt: skip
     alone = child("simulator", "continuous")
     parts = ["simulator", "policy", "update"] + ["trust_region_step"] * (algorithm == "trpo")

@@ -182,6 +182,13 @@ def median(results, key="steps_per_second"):
     return statistics.median(r[key] for r in results)
 
 
+def times(results, base):
+    """Median of the turns' ratios, and their range."""
+    pairs = zip(results, base, strict=True)
+    ratios = sorted(a["steps_per_second"] / b["steps_per_second"] for a, b in pairs)
+    return f"{statistics.median(ratios):.2f} ({ratios[0]:.1f} to {ratios[-1]:.1f})"
+
+
 def ratio(args):
     """SB3 and this script at SB3's settings, and this script at the paper's, in turns."""
     machine = ["--threads", str(args.threads)] + ["--cuda"] * args.cuda
@@ -204,11 +211,11 @@ def ratio(args):
                 result = child("ours", flags=[*flags, *machine], iterations=args.iterations)
             results[name].append(result)
             print(f"turn {turn + 1}: {name}: {result['steps_per_second']:.0f}", file=sys.stderr)
-    base = median(results["SB3, its settings"])
+    base = results["SB3, its settings"]
     print("\n| | steps/s, median | of all turns | times SB3 | peak memory |\n|---|---|---|---|---|")
     for name, r in results.items():
         speeds = ", ".join(f"{x['steps_per_second']:.0f}" for x in r)
-        print(f"| {name} | {median(r):.0f} | {speeds} | {median(r) / base:.2f} | "
+        print(f"| {name} | {median(r):.0f} | {speeds} | {times(r, base)} | "
               f"{median(r, 'rss_mb'):.0f} MB |")  # fmt: skip
     if args.cuda:
         return
