@@ -10,11 +10,10 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 7      θ_old ← θ                                                             rollout acts with θ
 8  end for
 
-The defaults are the paper's Table 5, but for a larger network than Sec. 6.4's (--network paper).
-Every step that the paper leaves out is marked "not in the paper", with its flag if it has one.
-Baselines is OpenAI's code of that name: ppo1, the authors' first, and ppo2, which is meant if
-nothing is said. Through Update, the sections follow Algorithm 1; the rest runs the games and keeps
-records.
+The defaults are the paper's Table 5, with a larger network than Sec. 6.4's (--network paper). Every
+step that the paper leaves out is marked "not in the paper", with its flag if it has one. Baselines
+is OpenAI's code of that name: ppo1, the authors' first, or else ppo2. Through Update, the sections
+follow Algorithm 1; the rest runs the games and keeps records.
 
   python ppo_atari.py [--cuda]                      train on Breakout, on the CPU or the GPU
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game
@@ -26,7 +25,6 @@ records.
 """
 
 import argparse
-import atexit
 import copy
 import gc
 import hashlib
@@ -128,13 +126,12 @@ def train(args, checkpoint=None):
     """Algorithm 1 of the paper. `checkpoint` is that of the run to resume."""
     device = torch.device("cuda" if args.cuda else "cpu")
     torch.manual_seed(args.seed)
-    num_envs = args.num_envs // PROCESSES  # of this process
-    games = Games(args.env_id, num_envs, args.threads, pin_memory=args.cuda)
+    games = Games(args.env_id, args.num_envs // PROCESSES, args.threads, pin_memory=args.cuda)
     net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
     args.seed += RANK << 64  # each process: the same weights, games and actions of its own
     # Adam's ε: not in the paper: Baselines' (--adam-eps 1e-8); `update` sets the step size
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
-    batch = make_batch(args.num_steps, num_envs, device)
+    batch = make_batch(args.num_steps, len(games.frames), device)
 
     def policy(frames):  # this and the loss are what --compile compiles
         return act(net, frames)
@@ -844,6 +841,7 @@ def choose_compile(args):
 TOGETHER = dist.is_torchelastic_launched()
 RANK = int(os.environ["RANK"]) if TOGETHER else 0
 PROCESSES = int(os.environ["WORLD_SIZE"]) if TOGETHER else 1
+SCRATCH = tempfile.TemporaryDirectory() if RANK > 0 else None
 
 
 def join(args):
@@ -853,9 +851,7 @@ def join(args):
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if args.cuda else "gloo")
     if RANK > 0:
-        folder = tempfile.mkdtemp()  # for records that nobody reads
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        args.run_dir = f"{folder}/run"
+        args.run_dir = f"{SCRATCH.name}/run"  # of records that nobody reads
 
 
 def together(collective, *args):

@@ -12,8 +12,7 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 
 The defaults are the paper's Table 3; small tasks have settings of their own (TASKS). Every step
 that the paper leaves out is marked "not in the paper", with the flag that turns it off if it has
-one. Baselines is OpenAI's code of that name: ppo1, the authors' first, and ppo2, which is meant if
-nothing is said.
+one. Baselines is OpenAI's code of that name: ppo1, the authors' first, or else ppo2.
 
   python ppo_continuous.py                               learn CartPole-v1
   python ppo_continuous.py --env-id HalfCheetah-v5       a million steps, Box actions

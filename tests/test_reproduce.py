@@ -347,6 +347,7 @@ def test_a_stop_stops_the_runs_and_says_how_to_go_on(which, place, tmp_path):
     assert not list((tmp_path / "data-dir").rglob("*"))
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_the_data_are_the_same(place, tmp_path):
     """SIGKILL to all of it in the middle of a run of ppo_continuous.py, bit for bit; what is
     finished stays, what fails is reported."""
