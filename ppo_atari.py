@@ -11,9 +11,9 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 8  end for
 
 The defaults are the paper's Table 5, with a larger network than Sec. 6.4's (--network paper). Every
-step that the paper leaves out is marked "not in the paper", with its flag if it has one. Baselines
-is OpenAI's code of that name: ppo1, the authors' first, or else ppo2. Through Update, the sections
-follow Algorithm 1; the rest runs the games and keeps records.
+step that the paper leaves out is marked "not in the paper", with its flag if it has one.
+"Baselines" is OpenAI's ppo2, "ppo1" the authors' first code. Through Update, the sections follow
+Algorithm 1; the rest runs the games and keeps records.
 
   python ppo_atari.py [--cuda]                      train on Breakout, on the CPU or the GPU
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game
@@ -128,7 +128,7 @@ def train(args, checkpoint=None):
     torch.manual_seed(args.seed)
     games = Games(args.env_id, args.num_envs // PROCESSES, args.threads, pin_memory=args.cuda)
     net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
-    args.seed += RANK << 64  # each process: the same weights, games and actions of its own
+    args.seed += RANK << 64  # torchrun's processes: the same weights, their own games and actions
     # Adam's ε: not in the paper: Baselines' (--adam-eps 1e-8); `update` sets the step size
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     batch = make_batch(args.num_steps, len(games.frames), device)
@@ -162,7 +162,7 @@ def train(args, checkpoint=None):
 class ActorCritic(nn.Module):
     """Policy π(a|s) and value V(s), two linear heads on one convolutional trunk.
 
-    nature: the network of [Mni+15] (Nature 518, Methods), as in the authors' first code
+    nature: the network of [Mni+15] (Nature 518, Methods), as in ppo1
     paper:  the network of [Mni+16] (arXiv:1602.01783, Sec. 8), smaller, as in Sec. 6.4
     """
 
@@ -364,7 +364,7 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
             optimizer.zero_grad()  # before the loss: CUDA graphs reuse the gradients' memory
             minus_objective, stats = loss(SimpleNamespace(**minibatch), clip_eps)
             minus_objective.backward()
-            average([p.grad for p in net.parameters()])
+            average([p.grad for p in net.parameters()])  # over torchrun's processes
             # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
             grad_norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
             optimizer.step()
@@ -525,7 +525,7 @@ class Run(AbstractContextManager):
         self.events = RecordWriter(open(events, "xb"))  # noqa: SIM115
         self.events.write(Event(file_version="brain.Event:2").SerializeToString())
         restart = Event(step=self.step + 1, session_log=SessionLog(status=SessionLog.START))
-        self.events.write(restart.SerializeToString())  # drops older files' later steps
+        self.events.write(restart.SerializeToString())  # TensorBoard drops repeated steps
         num_weights = sum(p.numel() for p in learned["net"].parameters())
         print(f"{args.env_id}: {num_weights:,} weights; {args.num_iterations} iterations of "
               f"{args.num_envs} actors × {args.num_steps} steps, a checkpoint every "
@@ -794,7 +794,8 @@ def parse_args(argv=None):
             fail(f"--{ROWS[name][0]}: --{flag} takes it from the checkpoint; leave it out")
         checkpoint = load_checkpoint(Path(given[flag]), flag)
         settings |= checkpoint["settings"] | {"run_dir": given[flag]}
-        settings["cuda"] &= flag == "resume"
+        if flag == "evaluate":
+            settings["cuda"] = False
     elif alone := given.keys() & {"episodes", "deterministic", "render", "video"}:
         fail(f"--{min(alone)} goes with --evaluate RUN_DIR")
     args = argparse.Namespace(**(settings | given))
@@ -880,7 +881,7 @@ def gather(episodes):
 def main(argv=None):
     """Train or evaluate; `argv` is the command line."""
     try:
-        if RANK > 0:  # process 0 speaks for all, and the first of each machine of what fails there
+        if RANK > 0:  # only process 0 reports; errors: the first process of each machine
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         if TOGETHER and int(os.environ["LOCAL_RANK"]) > 0:
             sys.stderr = open(os.devnull, "w")  # noqa: SIM115

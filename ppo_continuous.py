@@ -12,7 +12,7 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 
 The defaults are the paper's Table 3; small tasks have settings of their own (TASKS). Every step
 that the paper leaves out is marked "not in the paper", with the flag that turns it off if it has
-one. Baselines is OpenAI's code of that name: ppo1, the authors' first, or else ppo2.
+one. "Baselines" is OpenAI's ppo2, "ppo1" the authors' first code.
 
   python ppo_continuous.py                               learn CartPole-v1
   python ppo_continuous.py --env-id HalfCheetah-v5       a million steps, Box actions
@@ -148,7 +148,7 @@ def train(args, checkpoint=None):
                            penalty.beta, args)  # fmt: skip
             if args.objective == "kl-adaptive":
                 penalty.adapt(stats["kl"], args.kl_target)
-            if args.norm_obs:  # for the next rollout; the first one's are only clipped
+            if args.norm_obs:  # for the next rollout; the first sees raw observations, clipped
                 net.obs_moments.add(batch.raw_obs.flatten(0, 1))
             run.log(episodes, stats)
 
@@ -186,7 +186,7 @@ class ActorCritic(nn.Module):
         return obs.float()
 
     def pi(self, obs):
-        """π(·|s) for normalised obs (B, observation size): softmax, or normal in each action."""
+        """π(·|s) for normalised obs (B, observation size): softmax, or independent normals."""
         out = self.actor(obs)
         if self.log_std is None:
             return Categorical(logits=out, validate_args=False)
@@ -370,8 +370,7 @@ def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef
     l_policy = surrogate(objective, ratio, advantages, kl, clip_eps, beta).mean()
     l_vf = (values - minibatch.targets).square().mean()  # without ½, as in the paper
 
-    # Sec. 6.1: nothing is shared, so c1 is irrelevant, and Adam undoes it. Yet the gradient is
-    # clipped over both networks: a minibatch with a large value loss counts less in the policy
+    # Sec. 6.1: nothing is shared, so c1 matters only where the gradient of both is clipped as one
     l_total = l_policy - vf_coef * l_vf  # Eq. 9
     if ent_coef:
         l_total = l_total + ent_coef * pi.entropy().mean()
@@ -563,7 +562,9 @@ def diagnose(net, samples, clip_eps, beta, args):
     pi, values = net(samples.obs)
     ratio = (pi.log_prob(samples.actions) - samples.log_probs).exp()
     kl = kl_divergence(samples.pi, pi)  # KL(π_θold ‖ π_θ), exact
-    advantages = samples.advantages if args.norm_adv == "none" else standardise(samples.advantages)
+    advantages = samples.advantages
+    if args.norm_adv == "minibatch":
+        advantages = standardise(advantages)
     l_policy = surrogate(args.objective, ratio, advantages, kl, clip_eps, beta)
     return {
         "kl": kl.mean().item(),
@@ -612,7 +613,7 @@ class Run(AbstractContextManager):
         self.events = RecordWriter(open(events, "xb"))  # noqa: SIM115
         self.events.write(Event(file_version="brain.Event:2").SerializeToString())
         restart = Event(step=self.step + 1, session_log=SessionLog(status=SessionLog.START))
-        self.events.write(restart.SerializeToString())  # drops older files' later steps
+        self.events.write(restart.SerializeToString())  # TensorBoard drops repeated steps
         num_weights = sum(p.numel() for p in learned["net"].parameters())
         print(f"{args.env_id}: {num_weights:,} weights; {args.num_iterations} iterations of "
               f"{args.num_envs} actors × {args.num_steps} steps, a checkpoint every "

@@ -165,7 +165,7 @@ class ActorCritic(nn.Module):
         return obs.float()
 
     def pi(self, obs):
-        """π(·|s) for normalised obs (B, observation size): softmax, or normal in each action."""
+        """π(·|s) for normalised obs (B, observation size): softmax, or independent normals."""
         out = self.actor(obs)
         if self.log_std is None:
             return Categorical(logits=out, validate_args=False)
@@ -619,7 +619,7 @@ class Run(AbstractContextManager):
         self.events = RecordWriter(open(events, "xb"))  # noqa: SIM115
         self.events.write(Event(file_version="brain.Event:2").SerializeToString())
         restart = Event(step=self.step + 1, session_log=SessionLog(status=SessionLog.START))
-        self.events.write(restart.SerializeToString())  # drops older files' later steps
+        self.events.write(restart.SerializeToString())  # TensorBoard drops repeated steps
         num_weights = sum(p.numel() for p in learned["net"].parameters())
         print(f"{args.env_id}: {num_weights:,} weights; {args.num_iterations} iterations of "
               f"{args.num_envs} actors × {args.num_steps} steps, a checkpoint every "

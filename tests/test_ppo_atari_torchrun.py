@@ -44,18 +44,23 @@ def torchrun(folder, *flags, before=""):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run, the network of each process at its last checkpoint, and the seeds of each."""
+    """A run, and of each process: its network at the last checkpoint, its seeds, its episodes, its
+    folder, the loss and KL of each iteration."""
     folder = tmp_path_factory.mktemp("whole")
     keep = f"""
-save, reset, seeds = ppo_atari.Run.save, ppo_atari.Games.reset, []
+Run, Games, seeds, logged = ppo_atari.Run, ppo_atari.Games, [], []
+save, log, reset = Run.save, Run.log, Games.reset
+def log_and_tell(run, episodes, stats):
+    logged.append((stats["policy_loss"], stats["approx_kl"]))
+    log(run, episodes, stats)
 def reset_and_tell(games, seed):
     seeds.append((seed, torch.initial_seed(), len(games.frames)))
     reset(games, seed)
 def save_and_tell(run):
     save(run)
-    told = run.learned["net"].state_dict(), seeds, run.episodes, str(run.run_dir)
+    told = run.learned["net"].state_dict(), seeds, run.episodes, str(run.run_dir), logged
     torch.save(told, "{folder}/%d.pt" % RANK)
-ppo_atari.Run.save, ppo_atari.Games.reset = save_and_tell, reset_and_tell
+Run.save, Run.log, Games.reset = save_and_tell, log_and_tell, reset_and_tell
 """
     status, out, err = torchrun(folder, *FLAGS, "--run-dir", folder / "run", before=keep)
     assert status == 0 and err == []
@@ -64,15 +69,17 @@ ppo_atari.Run.save, ppo_atari.Games.reset = save_and_tell, reset_and_tell
 
 
 def test_two_processes_have_one_network_and_games_of_their_own(whole):
-    run_dir, ((net, seeds, episodes, _), (other, other_seeds, other_episodes, scratch)) = whole
+    run_dir, (first, second) = whole
+    net, seeds, episodes, _, logged = first
+    other, other_seeds, other_episodes, scratch, other_logged = second
     assert all(torch.equal(net[name], other[name]) for name in net)
     start = ppo_atari.ActorCritic(4, "paper")
     assert not torch.equal(net["value_head.weight"], start.value_head.weight)
-    assert len(seeds) == 3 == len(other_seeds) and {count for *_, count in seeds + other_seeds} == {
-        2
-    }
+    assert len(seeds) == 3 == len(other_seeds)
     assert len({seed for seed, _, _ in seeds + other_seeds}) == 6
-    assert all(seed == torch_seed for seed, torch_seed, _ in seeds + other_seeds)
+    for seed, torch_seed, games in seeds + other_seeds:
+        assert seed == torch_seed and games == 2
+    assert logged == other_logged and len(set(logged)) == 12  # of all samples
     assert [row[:3] for row in episodes] == [row[:3] for row in other_episodes]
     assert rows(run_dir) == [tuple(row[:3]) for row in episodes]
     assert all(step % 4 == 0 for step, _, _ in rows(run_dir)) and len(episodes) > 16

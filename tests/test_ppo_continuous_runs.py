@@ -461,46 +461,6 @@ def test_evaluating_a_compiled_policy_needs_no_compiler(finished, tmp_path, caps
     assert len(SCRIPT.main("--evaluate", tmp_path / "x.pt", "--episodes", 1)) == 1
 
 
-@pytest.mark.parametrize("flags, found, chosen, said", [
-    (["--total-steps", "500000"], True, True, "compiling, which takes"),
-    (["--total-steps", "500000"], False, False, "not compiling, which would be faster"),
-    (["--total-steps", "499999"], True, False, ""),
-    (["--total-steps", "500000", "--no-compile"], True, False, ""),
-    (["--total-steps", "5000", "--compile"], True, True, ""),
-])  # fmt: skip
-def test_long_runs_are_compiled_where_a_compiler_is_found(
-    flags, found, chosen, said, capsys, monkeypatch
-):
-    monkeypatch.setattr(
-        ppo_continuous.shutil, "which", lambda name: "/usr/bin/g++" if found else None
-    )
-    args, _ = ppo_continuous.parse_args(flags)
-    assert ppo_continuous.choose_compile(args) is chosen
-    out = capsys.readouterr().out
-    assert out.startswith(said) and len(out.splitlines()) == bool(said)
-
-
-def test_the_choice_to_compile_is_kept_and_holds_on_resuming(tmp_path, capsys, monkeypatch):
-    """With a compiler that changes nothing: what is compiled is asked for once, and again after."""
-    compiled = []
-    monkeypatch.setattr(
-        ppo_continuous.torch,
-        "compile",
-        lambda function, **kwargs: compiled.append(function) or function,
-    )
-    run_dir = tmp_path / "run"
-    flags = [flag for flag in SMALL if flag != "--no-compile"]
-    SCRIPT.main(*flags, "--total-steps", 500_000, "--goal-score", 1, "--run-dir", run_dir)
-    count = len(compiled)
-    assert (
-        json.loads((run_dir / "config.json").read_text())["settings"]["compile"] is True and count
-    )
-    SCRIPT.main("--resume", run_dir)
-    assert len(compiled) == 2 * count
-    monkeypatch.setattr(ppo_continuous.shutil, "which", lambda name: None)
-    assert refused(capsys, 2, ["--resume", run_dir], "--compile", "C++ compiler")
-
-
 def test_evaluate_deterministic_plays_the_mode(finished, tmp_path, capsys, monkeypatch):
     """Twice the same episodes whatever the draws, and no action is sampled."""
 
@@ -511,23 +471,3 @@ def test_evaluate_deterministic_plays_the_mode(finished, tmp_path, capsys, monke
     flags = ["--evaluate", finished[0], "--episodes", 2, "--deterministic"]
     assert SCRIPT.main(*flags) == SCRIPT.main(*flags)
     assert refused(capsys, 2, ["--deterministic"], "--deterministic", "--evaluate")
-
-
-@pytest.mark.parametrize(
-    "flags, steps", [([], "100_000"), (["--env-id", "HalfCheetah-v5"], "1_000_000")]
-)
-def test_help_shows_the_defaults_of_the_task_and_ends_with_examples(flags, steps, capsys):
-    with pytest.raises(SystemExit) as leaving:
-        SCRIPT.main("--help", *flags)
-    assert not leaving.value.code
-    out, err = capsys.readouterr()
-    text = " ".join(out.split())
-    assert err == "" and f"agent steps [{steps}]" in text and "--gamma γ discount" in text
-    assert text.index("examples:") > text.index("--video")
-    assert out.rstrip().endswith(ppo_continuous.__doc__.rstrip().splitlines()[-1])
-
-
-def test_a_task_of_the_other_kind_names_its_script(tmp_path, capsys):
-    for env_id in ("BreakoutNoFrameskip-v4", "ALE/Pong-v5"):
-        flags = ["--env-id", env_id, "--run-dir", tmp_path / "run"]
-        assert refused(capsys, 2, flags, "--env-id", env_id, "ppo_atari.py")

@@ -242,23 +242,3 @@ def test_evaluate_deterministic_plays_the_mode(finished, tmp_path, capsys, monke
     flags = ["--evaluate", finished[0], "--episodes", 2, "--deterministic"]
     assert SCRIPT.main(*flags) == SCRIPT.main(*flags)
     assert refused(capsys, 2, ["--deterministic"], "--deterministic", "--evaluate")
-
-
-@pytest.mark.parametrize(
-    "flags, steps", [([], "100_000"), (["--env-id", "Pendulum-v1"], "300_000")]
-)
-def test_help_shows_the_defaults_of_the_task_and_ends_with_examples(flags, steps, capsys):
-    with pytest.raises(SystemExit) as leaving:
-        SCRIPT.main("--help", *flags)
-    assert not leaving.value.code
-    out, err = capsys.readouterr()
-    text = " ".join(out.split())
-    assert err == "" and f"agent steps [{steps}]" in text and "--gamma γ discount" in text
-    assert text.index("examples:") > text.index("--video")
-    assert out.rstrip().endswith(trpo_continuous.__doc__.rstrip().splitlines()[-1])
-
-
-def test_a_task_of_the_other_kind_names_its_script(tmp_path, capsys):
-    for env_id in ("BreakoutNoFrameskip-v4", "ALE/Pong-v5"):
-        flags = ["--env-id", env_id, "--run-dir", tmp_path / "run"]
-        assert refused(capsys, 2, flags, "--env-id", env_id, "ppo_atari.py")

@@ -1,7 +1,7 @@
 """Steps per second of ppo_atari.py beside Stable-Baselines3's PPO, and where the time goes.
 
   pip install -r tests/benchmarks/requirements.txt
-  python tests/benchmarks/throughput.py              # everything, about 15 minutes on 2 cores
+  python tests/benchmarks/throughput.py              # everything; --only and --repeats shorten it
   python tests/benchmarks/throughput.py --only ratio # this script and SB3, alternating
   python tests/benchmarks/throughput.py --only scale # 1 to 64 actors
   python tests/benchmarks/throughput.py --only processes  # one process, and several by torchrun

@@ -1,0 +1,85 @@
+"""What the scripts' command lines have in common."""
+
+import json
+
+import pytest
+from processes import Script
+
+import ppo_atari
+import ppo_continuous
+import trpo_continuous
+
+SMALL = ["--num-envs", "2", "--num-steps", "16", "--minibatch-size", "32", "--num-epochs", "1",
+         "--threads", "1"]  # fmt: skip
+
+
+@pytest.mark.parametrize("module, flags, steps", [
+    (ppo_atari, [], "agent steps, of 4 frames each [10_000_000]"),
+    (ppo_continuous, [], "agent steps [100_000]"),  # CartPole's own
+    (ppo_continuous, ["--env-id", "HalfCheetah-v5"], "agent steps [1_000_000]"),
+    (trpo_continuous, [], "agent steps [100_000]"),
+    (trpo_continuous, ["--env-id", "Pendulum-v1"], "agent steps [300_000]"),
+])  # fmt: skip
+def test_help_shows_the_defaults_of_the_task_and_ends_with_examples(module, flags, steps, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        module.main(["--help", *flags])
+    assert not leaving.value.code
+    out, err = capsys.readouterr()
+    text = " ".join(out.split())
+    assert err == "" and steps in text and "--gamma γ discount" in text
+    assert text.index("examples:") > text.index("--video")
+    assert out.rstrip().endswith(module.__doc__.rstrip().splitlines()[-1])
+
+
+@pytest.mark.parametrize("module, env_id, other", [
+    (ppo_atari, "CartPole-v1", "ppo_continuous.py"),
+    (ppo_atari, "HalfCheetah-v5", "ppo_continuous.py"),
+    (ppo_continuous, "BreakoutNoFrameskip-v4", "ppo_atari.py"),
+    (ppo_continuous, "ALE/Pong-v5", "ppo_atari.py"),
+    (trpo_continuous, "BreakoutNoFrameskip-v4", "ppo_atari.py"),
+    (trpo_continuous, "ALE/Pong-v5", "ppo_atari.py"),
+])  # fmt: skip
+def test_a_task_of_the_other_kind_names_its_script(module, env_id, other, tmp_path, capsys):
+    flags = ["--env-id", env_id, "--run-dir", tmp_path / "run"]
+    assert Script(module).refused(capsys, 2, flags, "--env-id", env_id, other)
+
+
+@pytest.mark.parametrize("module", [ppo_atari, ppo_continuous])
+@pytest.mark.parametrize("flags, found, chosen, said", [
+    (["--total-steps", "500000"], True, True, "compiling, which takes"),
+    (["--total-steps", "500000"], False, False, "not compiling, which would be faster"),
+    (["--total-steps", "499999"], True, False, ""),
+    (["--total-steps", "500000", "--no-compile"], True, False, ""),
+    (["--total-steps", "5000", "--compile"], True, True, ""),
+])  # fmt: skip
+def test_long_runs_are_compiled_where_a_compiler_is_found(
+    module, flags, found, chosen, said, capsys, monkeypatch
+):
+    monkeypatch.setattr(module.shutil, "which", lambda name: "/usr/bin/g++" if found else None)
+    args, _ = module.parse_args(flags)
+    assert module.choose_compile(args) is chosen
+    out = capsys.readouterr().out
+    assert out.startswith(said) and len(out.splitlines()) == bool(said)
+
+
+@pytest.mark.parametrize("module, goal", [(ppo_atari, -1), (ppo_continuous, 1)])
+def test_the_choice_to_compile_is_kept_and_holds_on_resuming(
+    module, goal, tmp_path, capsys, monkeypatch
+):
+    """With a compiler that changes nothing: what is compiled is asked for once, and again after."""
+    compiled, run_dir, script = [], tmp_path / "run", Script(module)
+    if module is ppo_atari:  # 100 games are soon over
+        settings = module.game_settings
+        short = {"max_num_frames_per_episode": 60}
+        monkeypatch.setattr(module, "game_settings", lambda env_id: settings(env_id) | short)
+    monkeypatch.setattr(
+        module.torch, "compile", lambda function, **kwargs: compiled.append(function) or function
+    )
+    script.main(*SMALL, "--total-steps", 500_000, "--goal-score", goal, "--run-dir", run_dir)
+    count = len(compiled)
+    config = json.loads((run_dir / "config.json").read_text())
+    assert config["settings"]["compile"] is True and count
+    script.main("--resume", run_dir)
+    assert len(compiled) == 2 * count
+    monkeypatch.setattr(module.shutil, "which", lambda name: None)
+    assert script.refused(capsys, 2, ["--resume", run_dir], "--compile", "C++ compiler")
