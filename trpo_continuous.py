@@ -89,9 +89,9 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("checkpoint-every", None, (int, 1), "ITERATIONS",
      "also restarts the episodes; default: about 15 times in a run"),
     ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 episodes"),
-    ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings; of them --total-steps, "
-     "--goal-score and --threads can be changed"),
-    ("evaluate", None, (str,), "RUN_DIR", "play episodes with its best policy (or a .pt file's)"),
+    ("resume", None, (str,), "RUN_DIR", "go on with a run [the newest in runs/] and its settings; "
+     "--total-steps, --goal-score and --threads can be changed"),
+    ("evaluate", None, (str,), "RUN_DIR", "play with a run's best policy [the newest] or a file's"),
     ("episodes", 10, (int, 1), "EPISODES", "episodes to evaluate"),
     ("deterministic", False, bool, None, "take the policy's mode instead of sampling"),
     ("render", False, bool, None, "evaluate in a window"),
@@ -749,6 +749,15 @@ def save_checkpoint(path, state):
     write_whole(path, buffer.getbuffer())
 
 
+def newest_run(flag):
+    """The folder in runs/ with this script's newest checkpoint."""
+    paths = Path("runs").glob(f"{Path(SCRIPT).stem}-*/checkpoint.pt")
+    newest = max(paths, key=os.path.getmtime, default=None)
+    if newest is None:
+        fail(f"--{flag}: no run of {SCRIPT} in runs/; need its directory")
+    return str(newest.parent)
+
+
 def load_checkpoint(path, flag):
     """What --resume or --evaluate names, and its path. It is plain data: loading runs no code."""
     if flag == "resume":
@@ -818,7 +827,7 @@ def evaluate(args, checkpoint):
             print(f"episode {len(returns)}: return {total:g}, {length} steps", flush=True)
     envs.envs[0].close()
     print(f"{args.env_id}: {np.mean(returns):.1f} ± {np.std(returns):.1f} (mean ± std) over "
-          f"{len(returns)} episodes, with the policy of step {step:,}")  # fmt: skip
+          f"{len(returns)} episodes, with {args.evaluate}'s policy of step {step:,}")  # fmt: skip
     return returns
 
 
@@ -861,7 +870,8 @@ def make_parser(defaults):
         elif isinstance(kind, list):
             add(f"--{flag}", help=words, choices=kind)
         else:
-            add(f"--{flag}", help=words, type=kind[0], metavar=symbol)
+            newest = {"nargs": "?", "const": ""} if flag in CHANGEABLE else {}
+            add(f"--{flag}", help=words, type=kind[0], metavar=symbol, **newest)
     return parser
 
 
@@ -886,6 +896,7 @@ def parse_args(argv=None):
     if flag is not None:
         for name in given.keys() - CHANGEABLE[flag] - {flag}:
             fail(f"--{ROWS[name][0]}: --{flag} takes it from the checkpoint; leave it out")
+        given[flag] = given[flag] or newest_run(flag)
         checkpoint = load_checkpoint(Path(given[flag]), flag)
         settings |= checkpoint["settings"] | {"run_dir": given[flag]}
     elif alone := given.keys() & {"episodes", "deterministic", "render", "video"}:

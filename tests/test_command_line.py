@@ -83,3 +83,20 @@ def test_the_choice_to_compile_is_kept_and_holds_on_resuming(
     assert len(compiled) == 2 * count
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
     assert script.refused(capsys, 2, ["--resume", run_dir], "--compile", "C++ compiler")
+
+
+@pytest.mark.parametrize("module", [ppo_atari, ppo_continuous, trpo_continuous])
+def test_without_a_path_the_newest_run_plays_and_goes_on(module, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script, small = Script(module), [*SMALL, *["--network", "paper"] * (module is ppo_atari)]
+    assert script.refused(capsys, 2, ["--evaluate"], "--evaluate", "no run", "runs/")
+    for seed in (8, 7):  # the newest is not the last by name
+        script.main(*small, "--total-steps", 64, "--seed", seed)
+    (tmp_path / "runs/another_script-seed1").mkdir()
+    (tmp_path / "runs/another_script-seed1/checkpoint.pt").touch()
+    capsys.readouterr()
+    [score] = script.main("--evaluate", "--episodes", 1)
+    assert isinstance(score, float) and "-seed7-" in capsys.readouterr().out.splitlines()[-1]
+    script.main("--resume", "--total-steps", 96)
+    out = capsys.readouterr().out
+    assert "finished: 96 steps" in out and "-seed7-" in out
