@@ -1,0 +1,588 @@
+r"""Draw plots/side_by_side.html: each equation of the papers beside the lines that compute it.
+
+  python plots/side_by_side.py             one file, which needs nothing from elsewhere
+
+EQUATIONS has the papers' formulas in LaTeX and a sentence on each; VIEWS says which lines of which
+function of a script belong to each; SYMBOLS which names in the code are which symbols. A line that
+is not found stops the drawing, so the page cannot drift from the scripts.
+"""
+
+import ast
+import difflib
+import html
+import re
+import xml.etree.ElementTree as ET
+from functools import cache
+from pathlib import Path
+
+import latex2mathml.converter
+from pygments import lex
+from pygments.lexers import PythonLexer
+from pygments.token import Comment, Keyword, Name, Number, Operator, String
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "plots" / "side_by_side.html"
+PPO, TRPO = "https://arxiv.org/pdf/1707.06347#page=", "https://arxiv.org/pdf/1502.05477#"
+
+# ----------------------------------------------------------------------------------- Equations
+
+OLD, L = r"\theta_\text{old}", r"L^{\text{%s}}(\theta)"
+E, A_T = r"\hat{\mathbb{E}}_t", r"\hat{A}_t"
+DKL = r"\overline{D}_\text{KL}(" + OLD + r",\theta)"
+
+EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
+    "ppo-algorithm": ("Algorithm 1", PPO + "5", [],
+        "The whole method: collect a rollout, estimate advantages, take many steps on the rollout; "
+        "then θ becomes θ_old and it begins anew."),
+    "table-5": ("Table 5", PPO + "10", [
+        r"T = 128,\quad K = 3,\quad M = 32 \times 8,\quad N = 8",
+        r"\gamma = 0.99,\quad \lambda = 0.95,\quad \epsilon = 0.1\,\alpha",
+        r"c_1 = 1,\quad c_2 = 0.01,\quad \text{Adam } 2.5 \cdot 10^{-4}\,\alpha"],
+        "The settings on Atari, in the order of the table."),
+    "table-3": ("Table 3", PPO + "10", [
+        r"T = 2048,\quad K = 10,\quad M = 64,\quad \text{Adam } 3 \cdot 10^{-4}",
+        r"\gamma = 0.99,\quad \lambda = 0.95"],
+        "The settings on MuJoCo, in the order of the table; there is one actor."),
+    "table-1": ("Sec. 6.1", PPO + "6", [
+        r"\epsilon = 0.2,\quad d_\text{targ} = 0.01,\quad \beta = 1"],
+        "The objectives that the paper compares, with the clipping parameter that came out best."),
+    "alpha": ("Table 5, α", PPO + "10", [r"\alpha = 1 - \frac{i}{I}"],
+        "In iteration i of I, counted from 0, α multiplies Adam's step size and ε: it falls "
+        "linearly from 1 to 0."),
+    "atari-network": ("Sec. 6.4", PPO + "8", [r"\pi_\theta(a\,|\,s),\quad V(s)"],
+        "Policy and value share a convolutional trunk; each has a linear layer of its own."),
+    "network": ("Sec. 6.1", PPO + "6", [r"\pi_\theta(a\,|\,s),\quad V(s)"],
+        "Two networks that share nothing, of two layers of 64 tanh units. A Gaussian policy has "
+        "its mean from the network; its standard deviation does not depend on the state."),
+    "act": ("Algorithm 1, line 3", PPO + "5", [r"a_t ∼ \pi_{" + OLD + r"}(\cdot\,|\,s_t)"],
+        "Every actor runs the old policy for T steps. Its log-probabilities and values are kept: "
+        "the ratio of Eq. 6 and the advantages need them."),
+    "eq-12": ("Eq. 12", PPO + "5", [r"\delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)"],
+        "The reward and the next state's value, less what was expected. After a terminal state "
+        "nothing is expected; after a time limit V stands for what would have followed."),
+    "eq-11": ("Eq. 11", PPO + "5", [
+        A_T + r" = \delta_t + (\gamma\lambda)\,\delta_{t+1} + \cdots"
+        r" + (\gamma\lambda)^{T-t-1}\,\delta_{T-1}"],
+        "Generalised advantage estimation, summed from the end: each advantage is δ_t and a share "
+        "γλ of the next. (The paper prints the last exponent as T−t+1.)"),
+    "targets": ("Sec. 5", PPO + "5", [r"V_t^\text{targ} = " + A_T + " + V(s_t)"],
+        "The paper leaves the value's target open; this one, the λ-return, is the usual choice."),
+    "eq-6": ("Eq. 6", PPO + "3", [
+        r"r_t(\theta) = \frac{\pi_\theta(a_t\,|\,s_t)}{\pi_{" + OLD + r"}(a_t\,|\,s_t)}",
+        L % "CPI" + f" = {E}[r_t(\\theta)\\,{A_T}]"],
+        "How much more probable an action has become; it is 1 at θ_old. The ratio is taken of the "
+        "logarithms' difference."),
+    "eq-7": ("Eq. 7", PPO + "3", [
+        L % "CLIP" + f" = {E}[\\min(r_t(\\theta)\\,{A_T},\\ "
+        rf"\text{{clip}}(r_t(\theta), 1-\epsilon, 1+\epsilon)\,{A_T})]"],
+        "Beyond 1 ± ε a better objective earns nothing more, and the minimum keeps the worse of "
+        "the two: what is clipped has no gradient unless it undoes harm."),
+    "eq-8": ("Eq. 8", PPO + "4", [
+        L % "KLPEN" + f" = {E}[r_t(\\theta)\\,{A_T} - \\beta\\,"
+        rf"\text{{KL}}[\pi_{{{OLD}}}(\cdot\,|\,s_t),\ \pi_\theta(\cdot\,|\,s_t)]]"],
+        "The alternative to clipping: a penalty on the distance between the two policies."),
+    "sec-4": ("Sec. 4", PPO + "4", [
+        r"d < d_\text{targ} / 1.5\ \Rightarrow\ \beta \leftarrow \beta / 2",
+        r"d > d_\text{targ} \times 1.5\ \Rightarrow\ \beta \leftarrow \beta \times 2"],
+        "After each policy update the penalty's weight follows the KL d that came of it."),
+    "eq-9": ("Eq. 9", PPO + "5", [
+        L % "CLIP+VF+S" + f" = {E}[" + L % "CLIP" + r" - c_1\,L^{\text{VF}}(\theta) + c_2\,"
+        r"S[\pi_\theta](s_t)]", r"L^{\text{VF}}(\theta) = (V(s_t) - V_t^\text{targ})^2"],
+        "The surrogate, less the value's squared error, plus an entropy bonus. Optimisers "
+        "minimise, hence the minus."),
+    "epochs": ("Algorithm 1, line 6", PPO + "5", [r"K\ \text{epochs},\quad M \le N\,T"],
+        "K passes over the T·N samples, each in another order, in minibatches of M: one step of "
+        "Adam for each."),
+    "trpo-algorithm": ("Sec. 6", TRPO + "section.6", [],
+        "Collect a rollout, then take one step: as far as the trust region allows, in the "
+        "direction that a quadratic model of it gives."),
+    "trpo-settings": ("App. E", TRPO + "appendix.E", [r"\delta = 0.01,\quad \gamma = 0.99"],
+        "The size of the trust region in nats, and the discount. Conjugate gradient makes 10 "
+        "iterations."),
+    "trpo-network": ("App. D", TRPO + "appendix.D", [r"\pi_\theta(a\,|\,s),\quad V(s)"],
+        "The paper has a small network for the policy; this is PPO's, with the same separate "
+        "log-standard deviations. The critic V is not in the paper."),
+    "sec-5-1": ("Sec. 5.1", TRPO + "section.5", [r"a ∼ q(\cdot\,|\,s) = \pi_{" + OLD + "}"],
+        "\"Single path\": the actions are sampled from the old policy, along whole trajectories."),
+    "eq-14": ("Eq. 14", TRPO + "section.5", [
+        r"\underset{\theta}{\text{maximise}}\ \ \mathbb{E}\left[\frac{\pi_\theta(a\,|\,s)}{"
+        r"\pi_{" + OLD + r"}(a\,|\,s)}\,Q(s,a)\right]"],
+        "The surrogate L, with the actions sampled from the old policy. Advantages stand for Q: "
+        "V(s) does not depend on the action, so in expectation it adds a constant."),
+    "eq-14-kl": ("Eq. 14", TRPO + "section.5", [
+        r"\text{subject to}\ \ \mathbb{E}[D_\text{KL}(\pi_{" + OLD + r"}(\cdot\,|\,s)\,\|\,"
+        r"\pi_\theta(\cdot\,|\,s))] \le \delta"],
+        "The trust region: the mean KL over the states, from the old policy to the new."),
+    "gradient": ("App. C", TRPO + "appendix.C", [
+        r"g = \nabla_\theta L(\theta)\,|_{\theta=" + OLD + "}"],
+        "The surrogate's gradient at θ_old, which is the policy gradient."),
+    "eq-57": ("App. C.1, Eq. 57", TRPO + "appendix.C", [
+        r"A\,y = \nabla_\theta\,(\nabla_\theta\," + DKL + r" \cdot y)"],
+        "A is the Hessian of the mean KL, a matrix of millions of numbers that is never formed: "
+        "differentiating the KL twice gives its product with a vector."),
+    "cg": ("App. C", TRPO + "appendix.C", [r"s \approx A^{-1} g"],
+        "The search direction, by conjugate gradient: each iteration costs one product with A."),
+    "beta": ("App. C", TRPO + "appendix.C", [r"\beta = \sqrt{2\delta\,/\,(s^T A\,s)}"],
+        "The longest step along s that the quadratic model of the KL allows."),
+    "line-search": ("App. C", TRPO + "appendix.C", [
+        r"L_{" + OLD + r"}(\theta) - \mathcal{X}[" + DKL + r" \le \delta]"],
+        "𝒳 is 0 where the condition holds and infinite elsewhere: the step shrinks until the "
+        "surrogate improves and the true KL is within δ."),
+    "critic": ("not in the paper", "", [r"(V(s_t) - V_t^\text{targ})^2"],
+        "The critic's regression, after the policy's step; Baselines' TRPO has it."),
+}  # fmt: skip
+
+# --------------------------------------------------------------------------------------- Lines
+
+WHOLE = ("", "")  # of a definition: first and last line
+LOOP = ("train", "for iteration in", "run.log")
+GAE = [
+    ("eq-12", ("gae", "deltas =", "deltas =")),
+    ("eq-11", ("gae", "decay =", "advantages[t] =")),
+    ("targets", ("estimate_advantages", "batch.targets =", "batch.targets =")),
+]
+VIEWS = {  # script: (equation, (definition, a text of its first line, of its last), ...)
+    "ppo_atari": [
+        ("ppo-algorithm", LOOP),
+        ("table-5", ("SETTINGS", '"num-steps"', '"ent-coef"')),
+        ("atari-network",
+         ("ActorCritic", 'if network == "paper"', "self.value_head ="),
+         ("ActorCritic", "x = frames.permute", "return self.policy_head")),
+        ("act", ("act", "logits, values =", "log_probs ="),
+                ("rollout", "for t in range", "batch.log_probs[t]")),
+        *GAE,
+        ("eq-6", ("ppo_loss", "log_pi =", "ratio = log_ratio")),
+        ("eq-7", ("ppo_loss", "clipped =", "l_clip =")),
+        ("eq-9", ("ppo_loss", "entropy =", "entropy ="),
+                 ("ppo_loss", "value_errors =", "value_errors ="),
+                 ("ppo_loss", "l_vf =", "objective =")),
+        ("alpha", ("anneal", "alpha =", "return")),
+        ("epochs", ("update", "for _ in range", "optimizer.step()")),
+    ],
+    "ppo_continuous": [
+        ("ppo-algorithm", LOOP),
+        ("table-3", ("SETTINGS", '"num-steps"', '"num-envs"')),
+        ("table-1", ("SETTINGS", '"objective"', '"kl-beta"')),
+        ("network", ("ActorCritic", "self.actor =", "self.log_std ="),
+                    ("ActorCritic", "out = self.actor", "self.critic(obs)")),
+        ("act", ("rollout", "for t in range", "policy(t, envs.obs)"),
+                ("rollout", "batch.pi, values =", "batch.values[:-1] =")),
+        *GAE,
+        ("eq-6", ("ppo_loss", "ratio =", "ratio ="), ("surrogate", "l_cpi =", "l_cpi =")),
+        ("eq-7", ("surrogate", 'if objective == "clip"', "# Eq. 7")),
+        ("eq-8", ("ppo_loss", "kl =", "kl ="), ("surrogate", "# Eq. 8", "# Eq. 8")),
+        ("sec-4", ("Penalty", "def adapt", "self.beta *= 2")),
+        ("eq-9", ("ppo_loss", "l_vf =", "return -l_total")),
+        ("alpha", ("anneal", "alpha =", "return")),
+        ("epochs", ("update", "for _ in range(args.num_epochs)", "beta, args))"),
+                   ("gradient_step", "pi, values =", "optimizer.step()")),
+    ],
+    "trpo_continuous": [
+        ("trpo-algorithm", LOOP),
+        ("trpo-settings", ("SETTINGS", '"max-kl"', '"gamma"')),
+        ("trpo-network", ("ActorCritic", "self.actor =", "self.log_std ="),
+                         ("ActorCritic", "out = self.actor", "self.critic(obs)")),
+        ("sec-5-1", ("rollout", "for t in range", "policy(t, envs.obs)"),
+                    ("rollout", "batch.pi, values =", "batch.log_probs =")),
+        *GAE,
+        ("eq-14", ("surrogate", "ratio =", "return")),
+        ("gradient", ("trust_region_step", "l_old =", "g =")),
+        ("eq-57", ("fisher_vector_product", "kl =", "return product")),
+        ("cg", ("conjugate_gradient", "x = torch.zeros_like", "return x"),
+               ("trust_region_step", "s, residual =", "s, residual =")),
+        ("beta", ("trust_region_step", "s_a_s =", "s_a_s ="),
+                 ("trust_region_step", "full_step =", "full_step =")),
+        ("line-search", ("line_search", "old = flat", "return 0.0")),
+        ("eq-14-kl", ("trust_region_step", "def measure", "kl_divergence")),
+        ("critic", ("fit_critic", "for _ in range", "optimizer.step()")),
+    ],
+}  # fmt: skip
+
+SYMBOLS = [  # its LaTeX, the names that it has in the code
+    (r"\gamma", "gamma"),
+    (r"\lambda", "gae_lambda"),
+    (r"\epsilon", "clip_eps"),
+    (r"\alpha", "alpha"),
+    ("r_t", "ratio"),
+    (A_T, "advantage advantages"),
+    (r"\delta_t", "deltas"),
+    (r"\delta", "max_kl"),
+    (r"\beta", "beta kl_beta full_step fraction"),
+    ("c_1", "vf_coef"),
+    ("c_2", "ent_coef"),
+    ("T", "num_steps"),
+    ("N", "num_envs"),
+    ("M", "minibatch_size"),
+    ("K", "num_epochs"),
+    ("V", "values next_values critic value_head"),
+    (r"V_t^\text{targ}", "targets"),
+    (r"\pi_\theta", "pi log_pi policy_head actor"),
+    (r"\pi_{" + OLD + "}", "log_probs policy old"),
+    ("r_t", "rewards"),
+    ("S", "entropy"),
+    (r"L^{\text{CLIP}}", "l_clip l_policy"),
+    (r"L^{\text{CPI}}", "l_cpi"),
+    (r"L^{\text{VF}}", "l_vf"),
+    (r"\text{KL}", "kl kl_divergence"),
+    (r"D_\text{KL}", "kl kl_divergence"),
+    (r"\overline{D}_\text{KL}", "kl"),
+    ("d", "kl"),
+    (r"d_\text{targ}", "kl_target"),
+    ("Q", "advantages"),
+    ("g", "g gradient b"),
+    ("A", "product a_p damped"),
+    ("y", "y"),
+    ("s", "s"),
+    ("s", "obs frames"),
+    (r"L_{" + OLD + "}", "improvement"),
+]
+
+
+@cache
+def tokens(script):
+    """A script's lines, each a list of Pygments' (type, text)."""
+    lines = [[]]
+    for kind, text in lex((ROOT / f"{script}.py").read_text(), PythonLexer(stripnl=False)):
+        for k, part in enumerate(text.split("\n")):
+            if k:
+                lines.append([])
+            if part:
+                lines[-1].append((kind, part))
+    return lines
+
+
+def text_of(line):
+    return "".join(text for _, text in line)
+
+
+@cache
+def definitions(script):
+    """{name of a top-level definition: its first and last line, from 1}."""
+    found = {}
+    for node in ast.parse((ROOT / f"{script}.py").read_text()).body:
+        names = [node.name] if hasattr(node, "name") else []
+        if isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        found |= dict.fromkeys(names, (node.lineno, node.end_lineno))
+    return found
+
+
+def excerpt(script, name, first, last):
+    """The numbers of the lines of a definition from the first that holds one text to the next
+    that holds another, with the rest of that statement."""
+    start, end = definitions(script)[name]
+    lines = tokens(script)
+    holds = [n for n in range(start, end + 1) if first in text_of(lines[n - 1])]
+    if not holds:
+        raise ValueError(f"{script}.{name}: no line holds {first!r}")
+    stops = [n for n in range(holds[0], end + 1) if last in text_of(lines[n - 1])]
+    if not stops:
+        raise ValueError(f"{script}.{name}: after {first!r} no line holds {last!r}")
+    stop = stops[0]
+    while sum(text_of(line).count(c) * sign for line in lines[holds[0] - 1 : stop]
+              for c, sign in (("(", 1), ("[", 1), (")", -1), ("]", -1))) > 0:  # fmt: skip
+        stop += 1
+    return range(holds[0], stop + 1)
+
+
+# ---------------------------------------------------------------------------------------- HTML
+
+KINDS = [(Comment, "c"), (String.Doc, "c"), (String, "s"), (Number, "m"), (Keyword, "k"),
+         (Operator.Word, "k"), (Name.Function, "f"), (Name.Class, "f")]  # fmt: skip
+
+
+def formula(latex, symbols, display="block"):
+    """MathML; symbols: {what an element holds, as text: the id to mark it with}."""
+    ET.register_namespace("", "http://www.w3.org/1998/Math/MathML")
+    root = ET.fromstring(latex2mathml.converter.convert(latex, display=display))
+
+    def mark(element):
+        for child in element:
+            if content(child) in symbols:
+                child.set("data-s", symbols[content(child)])
+            else:
+                mark(child)
+
+    mark(root)
+    return ET.tostring(root, encoding="unicode")
+
+
+def content(element):
+    return "".join(element.itertext())
+
+
+CONTENTS = [content(ET.fromstring(formula(latex, {}))) for latex, _ in SYMBOLS]
+
+
+def symbols_of(formulas, words):
+    """[(a symbol's number, its names)] of those that both formulas and code, its words, have."""
+    marked = "".join(
+        formula(latex, dict(zip(CONTENTS, CONTENTS, strict=True))) for latex in formulas
+    )
+    found = {html.unescape(text) for text in re.findall('data-s="(.*?)"', marked)}
+    both = [(k, words & set(names.split())) for k, (_, names) in enumerate(SYMBOLS)]
+    return [(k, names) for k, names in both if names and CONTENTS[k] in found]
+
+
+def code(script, numbers, symbols=(), common=None, dedent=True):
+    """Lines of a script. symbols: {name: id} of those to mark; common: lines that are no change."""
+    lines = [tokens(script)[n - 1] for n in numbers]
+    texts = [text_of(line) for line in lines]
+    margin = min((len(t) - len(t.lstrip()) for t in texts if t.strip()), default=0) * dedent
+    shown = []
+    for n, line, text in zip(numbers, lines, texts, strict=True):
+        parts, skip = [], margin
+        for kind, part in line:
+            part, skip = part[skip:], max(0, skip - len(part))
+            css = next((css for parent, css in KINDS if kind in parent), "")
+            name = word(part) if css in ("s", "") else ""
+            same = f' data-s="{symbols[name]}"' if name in symbols else ""
+            css = f' class="{css}"' if css else ""
+            part = html.escape(part, quote=False)
+            parts.append(f"<span{css}{same}>{part}</span>" if css or same else part)
+        css = " extra" * ("not in the paper" in text.lower())
+        css += " changed" * (common is not None and text not in common)
+        number = f'<i aria-hidden="true">{n}</i>'
+        shown.append(f'<span class="line{css}">{number}{"".join(parts)}\n</span>')
+    return f'<pre tabindex="0"><code>{"".join(shown)}</code></pre>'
+
+
+def prose(text):
+    """HTML, with subscripts as in θ_old."""
+    return re.sub(r"\b([πθδÂ])_(\w+)", r"\1<sub>\2</sub>", html.escape(text))
+
+
+def word(token):
+    """A name in the code; of a setting, whose flag is a string, the name that it has in args."""
+    return token.strip("\"'").replace("-", "_")
+
+
+def algorithm(script):
+    """The algorithm's lines in the script's docstring, as a table."""
+    block = (ROOT / f"{script}.py").read_text().split("\n\n")[1].splitlines()
+    rows = []
+    for line in block[1:]:
+        number, rest = line[:2].strip(), line[3:]
+        words, *here = re.split("  +", rest.strip())
+        indent = (len(rest) - len(rest.lstrip())) / 2
+        rows.append(f'<tr><td>{number}<td style="padding-left:{indent}em">{prose(words)}'
+                    f"<td><code>{html.escape(''.join(here))}</code>")  # fmt: skip
+    return f'<table class="algorithm">{"".join(rows)}</table>'
+
+
+def row(script, equation, *places):
+    """An equation and its lines."""
+    where, link, formulas, says = EQUATIONS[equation]
+    numbers = [excerpt(script, *place) for place in places]
+    words = {word(text) for part in numbers for n in part for _, text in tokens(script)[n - 1]}
+    symbols = symbols_of(formulas, words)
+
+    if script.startswith("trpo") and link.startswith(PPO):
+        where = f"{where} of the PPO paper"
+    title = f'<a href="{link}">{where}</a>' if link else where
+    marks = {CONTENTS[k]: f"s{k}" for k, _ in symbols}
+    body = "".join(f"<p>{formula(latex, marks)}</p>" for latex in formulas)
+    keys = []
+    for k, names in symbols:
+        symbol = formula(SYMBOLS[k][0], {}, "inline")
+        keys.append(f'<li><button type="button" data-s="s{k}">{symbol} '
+                    f"<code>{', '.join(sorted(names))}</code></button>")  # fmt: skip
+    marks = {name: f"s{k}" for k, names in symbols for name in names}
+    figures = []
+    for (name, *_), part in zip(places, numbers, strict=True):
+        lines = f"line {part[0]}" if len(part) == 1 else f"lines {part[0]} to {part[-1]}"
+        link = f'<a href="../{script}.py#L{part[0]}">{script}.py, {lines}</a>'
+        figures.append(f"<figure><figcaption><code>{name}</code> {link}</figcaption>"
+                       f"{code(script, part, marks)}</figure>")  # fmt: skip
+    return f"""<section class="row" id="{script}-{equation}"><div class="paper"><h3>{title}</h3>
+{algorithm(script) if equation.endswith("algorithm") else body}<p>{prose(says)}</p>
+<ul class="keys">{"".join(keys)}</ul></div>
+<div class="code">{"".join(figures)}</div></section>
+"""
+
+
+def difference(one, other):
+    """The paper's parts of two scripts, side by side, with what is the same folded away."""
+    (a, texts_a), (b, texts_b) = (papers_part(script) for script in (one, other))
+    matcher = difflib.SequenceMatcher(None, texts_a, texts_b, autojunk=False)
+    blocks = []  # [whether the same, first and last line of one, of the other]
+
+    def add(same, *lines):
+        if blocks and blocks[-1][0] is same is False:
+            blocks[-1][2::2] = lines[1::2]
+        else:
+            blocks.append([same, *lines])
+
+    for tag, a0, a1, b0, b1 in matcher.get_opcodes():
+        a2, b2 = a1, b1  # from here on the same, if it is whole definitions
+        if tag == "equal":
+            starts = (n for n in range(a0, a1) if re.match("def |class |@|# -", texts_a[n]))
+            a2 = next(starts, a1)
+            a2 = a2 if a1 - a2 > 5 else a1
+            b2 = b1 - (a1 - a2)
+        add(False, a0, a2, b0, b2)
+        if a2 < a1:
+            add(True, a2, a1, b2, b1)
+    shown = []
+    for same, a0, a1, b0, b1 in blocks:
+        left, right = range(a + a0, a + a1), range(b + b0, b + b1)
+        if same:
+            names = re.findall(r"^(?:def|class) (\w+)", "\n".join(texts_a[a0:a1]), re.M)
+            names = ": " + ", ".join(names) if names else ""
+            shown.append(f"<details><summary>{a1 - a0} lines are the same{names}</summary>"
+                         f"{code(one, left, dedent=False)}</details>")  # fmt: skip
+            continue
+        common = set(texts_a[a0:a1]) & set(texts_b[b0:b1])
+        sides = [f"<figure><figcaption>{script}.py</figcaption>"
+                 f"{code(script, numbers, common=common, dedent=False)}</figure>"
+                 for script, numbers in ((one, left), (other, right))]  # fmt: skip
+        shown.append(f'<section class="both">{"".join(sides)}</section>')
+    return "".join(shown)
+
+
+def papers_part(script):
+    """The number of its first line, from train on, and its lines."""
+    texts = [text_of(line) for line in tokens(script)]
+    first = next(n for n, text in enumerate(texts) if text.startswith("def train"))
+    last = next(n for n, text in enumerate(texts) if text.startswith("# ======"))
+    return first + 1, texts[first:last]
+
+
+def page():
+    """The whole page, as a string."""
+    views = {script: (f"{script}.py", "".join(row(script, *places) for places in rows))
+             for script, rows in VIEWS.items()}  # fmt: skip
+    words = "ppo_continuous.py and trpo_continuous.py from Algorithm to Update; definitions that "
+    words += "they share letter for letter are folded."
+    folded = difference("ppo_continuous", "trpo_continuous")
+    views["difference"] = "PPO ↔ TRPO", f"<p>{prose(words)}</p>{folded}"
+    tabs, panels = "", ""
+    for key, (name, body) in views.items():
+        tab, view = f'id="tab-{key}"', f"view-{key}"
+        tabs += f'<button type="button" role="tab" {tab} aria-controls="{view}">{name}</button>'
+        panels += f"""<div role="tabpanel" id="{view}" aria-labelledby="tab-{key}">
+<h2>{name}</h2>{body}</div>
+"""
+    return TEMPLATE.replace("@TABS@", tabs).replace("@PANELS@", panels)
+
+
+TEMPLATE = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>PPO and TRPO: paper and code, side by side</title>
+<style>
+:root { color-scheme: light dark; --text: #1b1f24; --soft: #57606a; --back: #fff; --panel: #f6f8fa;
+  --rule: #d0d7de; --link: #0550ae; --mark: #ffe58a; --comment: #57606a; --string: #0a5c2b;
+  --keyword: #a40e26; --number: #0550ae; --name: #6639ba; --extra: #bc4c00; --changed: #ddf4ff }
+@media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --soft: #9ea7b3; --back: #0d1117;
+  --panel: #161b22; --rule: #30363d; --link: #79c0ff; --mark: #6b5300; --comment: #9ea7b3;
+  --string: #7ee787; --keyword: #ff7b72; --number: #79c0ff; --name: #d2a8ff; --extra: #ffa657;
+  --changed: #0c2d4b } }
+body { margin: 0 auto; max-width: 96rem; padding: 1rem 1.5rem 4rem; color: var(--text);
+  background: var(--back); font: 1rem/1.5 system-ui, sans-serif }
+h1 { font-size: 1.5rem; margin: 0 } h2 { font-size: 1.2rem } h3 { font-size: 1rem; margin: 0 }
+a { color: var(--link) }
+nav { position: sticky; top: 0; background: var(--back); padding: .5rem 0; z-index: 1;
+  border-bottom: 1px solid var(--rule); display: flex; flex-wrap: wrap; gap: .5rem }
+button { font: inherit; color: inherit; background: none; cursor: pointer;
+  border: 1px solid var(--rule); border-radius: .4rem; padding: .15rem .6rem }
+[role=tab][aria-selected=true] { border-color: var(--link); box-shadow: inset 0 -3px var(--link) }
+:focus-visible { outline: 2px solid var(--link); outline-offset: 2px }
+.row, .both { display: grid; gap: 1rem 2rem; border-top: 1px solid var(--rule); padding: 1.2rem 0 }
+.row { grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); scroll-margin-top: 4rem }
+.both { grid-template-columns: repeat(2, minmax(0, 1fr)) } .both pre { font-size: .7rem }
+.paper { overflow-x: auto } .paper p { margin: .6rem 0 }
+math { font-size: 1.15em }
+.keys { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .4rem; margin: .6rem 0 }
+.keys math { font-size: 1em }
+figure { margin: 0 0 .8rem } figcaption { color: var(--soft); font-size: .85rem }
+pre { margin: .2rem 0; padding: .5rem 0; overflow-x: auto; background: var(--panel);
+  border-radius: .4rem; font: .8rem/1.5 ui-monospace, monospace }
+.line { display: block; width: max-content; min-width: 100%; box-sizing: border-box;
+  padding-right: .8rem; border-left: 3px solid transparent }
+.extra { border-left-color: var(--extra) } .changed { background: var(--changed) }
+.line i { display: inline-block; width: 3em; padding-right: 1em; text-align: right;
+  color: var(--soft); font-style: normal; user-select: none }
+.c { color: var(--comment) } .s { color: var(--string) } .k { color: var(--keyword) }
+.m { color: var(--number) } .f { color: var(--name) }
+[data-s] { border-radius: .2rem } .code [data-s], math [data-s] { cursor: help }
+.code [data-s] { text-decoration: underline dotted var(--soft); text-underline-offset: .2em }
+.on { background: var(--mark) }
+.algorithm { border-spacing: 0; font-size: .9rem } .algorithm td { padding: 0 .6rem 0 0;
+  vertical-align: top } .algorithm code { font-size: .85rem }
+details { border-top: 1px solid var(--rule); padding: .6rem 0 } summary { color: var(--soft) }
+[hidden] { display: none }
+@media (max-width: 60rem) { body { padding: 1rem }
+  .row, .both { grid-template-columns: minmax(0, 1fr) } }
+@media print { nav { display: none } .row, .both { display: block; break-inside: avoid }
+  pre { white-space: pre-wrap; font-size: .7rem } }
+</style>
+<h1>PPO and TRPO: paper and code, side by side</h1>
+<p>The equations of <a href="https://arxiv.org/abs/1707.06347">PPO</a> and
+<a href="https://arxiv.org/abs/1502.05477">TRPO</a>, and the lines that compute them. Point at a
+symbol or a name, or press its button, and both are marked. An orange edge: a step that is not in
+the paper.</p>
+<nav role="tablist" aria-label="Script">@TABS@</nav>
+<main>@PANELS@</main>
+<script>
+const tabs = [...document.querySelectorAll("[role=tab]")];
+function show(tab) {
+  for (const t of tabs) {
+    t.setAttribute("aria-selected", t === tab);
+    t.tabIndex = t === tab ? 0 : -1;
+    document.getElementById(t.getAttribute("aria-controls")).hidden = t !== tab;
+  }
+}
+function named() {  // by the address: #trpo_continuous, #ppo_atari-eq-7
+  const name = location.hash.slice(1), row = document.getElementById(name);
+  const view = row && row.closest("[role=tabpanel]").id;
+  return tabs.find(t => t.id === "tab-" + name || t.getAttribute("aria-controls") === view);
+}
+function go() {
+  show(named() || tabs[0]);
+  const row = document.getElementById(location.hash.slice(1));
+  if (row) row.scrollIntoView();
+}
+for (const tab of tabs) {
+  tab.addEventListener("click", () => {
+    history.replaceState(null, "", "#" + tab.id.slice(4));
+    show(tab);
+  });
+  tab.addEventListener("keydown", event => {
+    const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
+    if (!step) return;
+    const next = tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length];
+    next.focus();
+    next.click();
+  });
+}
+addEventListener("hashchange", go);
+go();
+
+let kept = null;  // the button that was pressed
+function mark(element) {
+  for (const old of document.querySelectorAll(".on")) old.classList.remove("on");
+  for (const button of document.querySelectorAll("[aria-pressed]")) {
+    button.setAttribute("aria-pressed", button === kept);
+  }
+  for (const one of new Set([element, kept])) {
+    const row = one && one.closest(".row");
+    if (!row) continue;
+    const both = row.querySelectorAll(`[data-s="${one.dataset.s}"]`);
+    for (const same of both) same.classList.add("on");
+  }
+}
+for (const button of document.querySelectorAll(".keys button")) {
+  button.setAttribute("aria-pressed", false);
+  button.addEventListener("click", () => { kept = kept === button ? null : button; mark(button) });
+}
+for (const type of ["mouseover", "focusin"]) {
+  document.addEventListener(type, event => mark(event.target.closest("[data-s]")));
+}
+</script>
+</html>
+"""
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
