@@ -6,10 +6,11 @@
                                                            put runs into plots/data
 
 A run's curve at a step is the mean return of its last 100 episodes by then, the measure of the PPO
-paper. A group's curve is the mean (or the interquartile mean) over its seeds, as far as all of them
-reach, with a 95% bootstrap interval over seeds from three seeds on; thin lines are single seeds.
-Writes NAME.png and NAME.svg. Beside kept data, seed<k>.json says what made them: the script and its
-SHA-256, the libraries' versions, the settings.
+paper. A group's thick curve is the mean (or the interquartile mean) over its seeds, as far as all
+of them reach. Thin curves are the single seeds, if they are fewer than five; else a band is the 95%
+bootstrap interval over seeds. Published numbers are lines, or, in a picture of several panels,
+triangles at the right edge. Writes NAME.png and NAME.svg. Beside kept data, seed<k>.json says what
+made them: the script and its SHA-256, the libraries' versions, the settings.
 """
 
 import argparse
@@ -28,8 +29,9 @@ from matplotlib.figure import Figure
 
 DATA = Path(__file__).resolve().parent / "data"
 
-# whose, of which algorithm, on which task; in pictures the first that has a task is a dashed line,
-# the next a dotted one. MuJoCo's tasks were older versions than -v5, LunarLander's were -v2
+# whose, of which algorithm, on which task; in pictures the first to have a task is a dashed line or
+# a full triangle, the next a dotted line or an open one. MuJoCo's tasks were older versions than
+# -v5, LunarLander's were -v2
 PUBLISHED = {
     "PPO paper, 10M steps": {  # Table 6
         "PPO": {
@@ -214,30 +216,35 @@ def interval(values, statistic, resamples=2000, seed=0):
     return np.percentile(means, [2.5, 97.5], axis=0)
 
 
-def published_lines(env_id, groups, published):
-    """[(score, label, color, which)] of the algorithms in a picture, which = 0, 1, ... of
-    those that have the task; a group that is alone in its algorithm shares its color."""
+def published_scores(env_id, groups, published):
+    """[(score, whose, color, which)] of the algorithms in a picture, which = 0, 1, ... of those
+    that have the task; a group that is alone in its algorithm shares its color."""
     colors = {}
     for k, group in enumerate(groups):
         colors.setdefault(algorithm(group), []).append(f"C{k}")
-    both, lines = len(colors) > 1, []
+    both, scores = len(colors) > 1, []
     for name, own in colors.items():
         color = own[0] if both and len(own) == 1 else "gray"
-        known = [(whose, scores[name][env_id]) for whose, scores in published.items()
-                 if env_id in scores.get(name, {})]  # fmt: skip
+        known = [(whose, numbers[name][env_id]) for whose, numbers in published.items()
+                 if env_id in numbers.get(name, {})]  # fmt: skip
         for which, (whose, score) in enumerate(known):
-            lines.append((score, f"{whose}{f', {name}' * both}: {score:g}", color, which))
-    return lines
+            scores.append((score, whose + f", {name}" * both, color, which))
+    return scores
 
 
-def draw(runs, out, statistic="mean", published=PUBLISHED):
-    """A panel a task; returns the figure, saved as out.png and out.svg."""
+def draw(runs, out, statistic="mean", published=PUBLISHED, words=None):
+    """A panel a task; returns the figure, saved as out.png and out.svg.
+
+    words: {group: what its curve is called}, the group itself where it is missing.
+    """
     tasks = sorted({run.env_id for run in runs})
-    groups = sorted({run.group for run in runs})
-    columns = 2 if len(tasks) == 4 else min(3, len(tasks))
+    groups = list(dict.fromkeys(run.group for run in runs))
+    columns = {1: 1, 2: 2, 3: 3, 4: 2}.get(len(tasks), 4)
     rows = -(-len(tasks) // columns)
-    figure = Figure(figsize=(1.5 + 5.5 * columns, 4 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).flat
+    height = {1: 5, 2: 3.6, 3: 3}.get(columns, 2.4)
+    figure = Figure(figsize=(9, 0.8 + height * rows), layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    legend, single, band = {}, False, False
     for axes, env_id in zip(panels, tasks, strict=False):
         everything = []
         for k, group in enumerate(groups):
@@ -247,45 +254,66 @@ def draw(runs, out, statistic="mean", published=PUBLISHED):
             grid = np.linspace(0, max(r.table[-1, 0] for r in members), 400)
             curves = np.stack([curve(r.table, grid) for r in members], axis=-1)
             everything.append(curves)
-            color = f"C{k}"
+            color, millions = f"C{k}", grid / 1e6
             everyone = ~np.isnan(curves).any(axis=-1)
-            if len(members) > 1:
-                axes.plot(grid, curves, color=color, lw=0.7, alpha=0.5)
+            if 1 < len(members) < 5:
+                axes.plot(millions, curves, color=color, lw=0.7, alpha=0.6)
+                single = True
             means = average(curves[everyone], statistic)
-            label = f"{group}, {len(members)} seed{'s' * (len(members) > 1)}"
-            axes.plot(grid[everyone], means, color=color, lw=1.8, label=label)
-            if len(members) >= 3:
+            label = (words or {}).get(group, group)
+            width = 2.6 - 1.2 * k / max(1, len(groups) - 1)  # where curves meet, both are seen
+            [line] = axes.plot(millions[everyone], means, color=color, lw=width)
+            legend[f"{label}, {len(members)} seed{'s' * (len(members) > 1)}"] = line
+            if len(members) >= 5:
                 low, high = interval(curves[everyone], statistic)
-                alpha = 0.2 if len(groups) < 3 else 0.1
-                axes.fill_between(grid[everyone], low, high, color=color, alpha=alpha, lw=0)
+                axes.fill_between(millions[everyone], low, high, color=color, alpha=0.2, lw=0)
+                band = True
         shown = [curves[len(grid) // 20 :] for curves in everything]  # not the untrained policy
-        lines = published_lines(env_id, groups, published)
-        for score, label, color, which in lines:
-            if which == 0:
-                shown.append(np.array(score))
-            axes.axhline(score, ls=("--", ":")[which], color=color, lw=1, label=label)
+        scores = published_scores(env_id, groups, published)
+        shown += [np.array(score) for score, _, _, which in scores if which == 0]
         if shown:
             low, high = (f([f(x) for x in shown]) for f in (np.nanmin, np.nanmax))
-            reach = 0.25 * (high - low)  # a line far off would squeeze the curves
-            near = [score for score, *_ in lines if low - reach < score < high + reach]
+            reach = 0.25 * (high - low)  # a number far off would squeeze the curves
+            near = [score for score, *_ in scores if low - reach < score < high + reach]
             low, high = min([low, *near]), max([high, *near])
             margin = 0.05 * (high - low) or 1
             axes.set_ylim(low - margin, high + margin)
-        axes.set(title=env_id, xlabel="agent steps", ylabel="mean return of the last 100 episodes")
+        for score, whose, color, which in scores:
+            if len(tasks) == 1:
+                style = ("--", ":")[which]
+                legend[f"{whose}: {score:g}"] = axes.axhline(score, ls=style, color=color, lw=1.2)
+            elif low - margin <= score <= high + margin:
+                [legend[whose]] = axes.plot(
+                    1, score, "<", color=color, mfc=(color, "none")[which], ls="none",
+                    ms=6 if color in ("C0", "gray") else 4,
+                    transform=axes.get_yaxis_transform(), clip_on=False, zorder=3,
+                )  # fmt: skip
+        axes.set_title(env_id, fontsize=10 if columns < 4 else 8.5)
+        axes.tick_params(labelsize=9 if columns < 4 else 8)
         axes.set_xlim(left=0)
-        axes.legend(fontsize=8)
-    for axes in list(figure.axes)[len(tasks) :]:
-        axes.remove()
+    handles, names = list(legend.values()), list(legend)
+    if len(tasks) == 1:
+        panels[0].legend(handles, names, fontsize=9)
+    elif len(panels) > len(tasks):
+        legend = panels[-1].legend(handles, names, fontsize=7.5, loc="center left",
+                                   bbox_to_anchor=(-0.2, 0.5), frameon=False)  # fmt: skip
+        legend.set_in_layout(False)  # else its panel's column would be the widest
+    else:
+        figure.legend(handles, names, fontsize=9, loc="outside upper center", ncols=3)
+    for axes in panels[len(tasks) :]:
+        axes.axis("off")
     statistic = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
-    figure.supxlabel(f"thick: {statistic} over seeds; thin: one seed; band: 95% bootstrap interval "
-                     f"over seeds, from three on", fontsize=8)  # fmt: skip
+    notes = [f"thick: {statistic} over seeds", "thin: single seeds" * single,
+             "band: 95% bootstrap interval over seeds" * band]  # fmt: skip
+    figure.supxlabel(f"million agent steps\n{'; '.join(filter(None, notes))}", fontsize=9)
+    figure.supylabel("return, mean of the last 100 episodes", fontsize=9)
     save(figure, out)
     return figure
 
 
 def save(figure, out):
     for suffix in (".png", ".svg"):
-        figure.savefig(str(out) + suffix, dpi=120, metadata=NO_DATE.get(suffix))
+        figure.savefig(str(out) + suffix, dpi=160, metadata=NO_DATE.get(suffix))
 
 
 def main(argv=None):

@@ -89,6 +89,7 @@ class Variant(NamedTuple):
     """A curve of a picture, a row of a table: a script with some flags, on some tasks.
 
     place: <experiment>/<variant> of its folders; equal commands share one, and run once.
+    words: what it is called in pictures
     """
 
     name: str
@@ -96,6 +97,7 @@ class Variant(NamedTuple):
     script: str | None  # None: random actions
     tasks: tuple
     flags: str = ""
+    words: str = ""
 
 
 def row_of_table1(row, tasks=MUJOCO):
@@ -106,20 +108,22 @@ def row_of_table1(row, tasks=MUJOCO):
 
 RANDOM = Variant("random", "table1/random", None, MUJOCO)
 
+# fmt: off
 EXPERIMENTS = {
     "small-tasks": [
-        Variant("ppo", "small-tasks/ppo", PPO, SMALL),
-        Variant("trpo", "small-tasks/trpo", TRPO, SMALL),
+        Variant("ppo", "small-tasks/ppo", PPO, SMALL, words="PPO"),
+        Variant("trpo", "small-tasks/trpo", TRPO, SMALL, words="TRPO"),
     ],
     "figure3": [
-        Variant("ppo", "figure3/ppo", PPO, MUJOCO),
-        Variant("trpo", "figure3/trpo", TRPO, MUJOCO),
+        Variant("ppo", "figure3/ppo", PPO, MUJOCO, words="PPO"),
+        Variant("trpo", "figure3/trpo", TRPO, MUJOCO, words="TRPO"),
     ],
     "steps": [
-        Variant("minibatch", "steps/minibatch", PPO, MUJOCO, PPO2 + " minibatch"),
-        Variant("rollout", "steps/rollout", PPO, MUJOCO, PPO2 + " rollout"),
-        Variant("ppo1", "steps/ppo1", PPO, MUJOCO, PPO1),
-        Variant("plain", "table1-plain/clip-0.2", PPO, MUJOCO, PLAIN),
+        Variant("minibatch", "steps/minibatch", PPO, MUJOCO, PPO2 + " minibatch", "ppo2's"),
+        Variant("rollout", "steps/rollout", PPO, MUJOCO, PPO2 + " rollout",
+                "ppo2's, advantages by rollout"),
+        Variant("ppo1", "steps/ppo1", PPO, MUJOCO, PPO1, "ppo1's"),
+        Variant("plain", "table1-plain/clip-0.2", PPO, MUJOCO, PLAIN, "the paper's alone"),
     ],
     "objectives": [
         row_of_table1(row, ("HalfCheetah-v5",))
@@ -134,16 +138,20 @@ EXPERIMENTS = {
         ),
     ],
     "breakout": [
-        Variant("nature", "breakout/nature", ATARI, BREAKOUT),  # the defaults
-        Variant("paper", "breakout/paper", ATARI, BREAKOUT, "--network paper"),
-        Variant("lr-1e-3-paper", "breakout/lr-1e-3-paper", ATARI, BREAKOUT, PAPER_1E_3),
-        Variant("baselines", "breakout/baselines", ATARI, BREAKOUT, BASELINES),
+        Variant("nature", "breakout/nature", ATARI, BREAKOUT, words="the defaults"),
+        Variant("paper", "breakout/paper", ATARI, BREAKOUT, "--network paper",
+                "Sec. 6.4's network"),
+        Variant("lr-1e-3-paper", "breakout/lr-1e-3-paper", ATARI, BREAKOUT, PAPER_1E_3,
+                "Sec. 6.4's network, step size 1e-3"),
+        Variant("baselines", "breakout/baselines", ATARI, BREAKOUT, BASELINES,
+                "Baselines' settings"),
     ],
     "precision": [
         Variant("float32", "precision/float32", ATARI, BREAKOUT, SB3),
         Variant("bfloat16", "precision/bfloat16", ATARI, BREAKOUT, SB3 + " --bf16"),
     ],
 }
+# fmt: on
 SEEDS = {"figure2": 1, "small-tasks": 5, "precision": 4}  # of the others: 3
 SHORT = ("precision",)  # runs of so few steps that no published score is near
 
@@ -530,7 +538,7 @@ def table1(scores, out):
 def draw_table1(readings, tasks, out):
     """A line a row: its score in both readings, with intervals, and the paper's as a tick."""
     rows = list(readings["run"])
-    figure = Figure(figsize=(8, 1.5 + 0.4 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(9, 1.5 + 0.4 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for k, (best, reading) in enumerate(readings.items()):
         strata = [list(reading[row].values()) for row in rows]
@@ -562,7 +570,14 @@ def report(experiment, args):
     else:
         print(score_table(scores, published))
     if curves and not experiment.startswith("table1"):
-        compare.draw(curves, out, published=published)
+        words = {}
+        for variant in EXPERIMENTS[experiment]:
+            for group in {run.group for run in curves}:
+                added = group.removeprefix(variant.name)
+                if added != group and added[:1] in ("", "-"):
+                    added = added.replace("-bf16", ", bfloat16")
+                    words[group] = (variant.words or variant.name) + added
+        compare.draw(curves, out, published=published, words=words)
     print("\n".join(notes))
 
 
@@ -577,11 +592,13 @@ def figure1(args):
 
     eps = ROWS["clip_eps"][1]
     ratios = torch.linspace(0, 2, 401)
-    figure = Figure(figsize=(8, 2.8), layout="constrained")
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
     for axes, advantage in zip(figure.subplots(1, 2), (1, -1), strict=True):
         terms = surrogate("clip", ratios, torch.full((401,), float(advantage)), None, eps, None)
         axes.plot(ratios, terms, color="k")
         axes.plot(1, advantage, "o", color="r")
+        axes.annotate("$θ_{old}$", (1, advantage), (-6, 6 * advantage),
+                      textcoords="offset points", ha="right", va="center", color="r")  # fmt: skip
         edge = 1 + advantage * eps
         axes.vlines(edge, 0, advantage * edge, ls=":", color="k", lw=1)
         axes.axhline(0, color="k", lw=0.8)
@@ -655,7 +672,7 @@ def surrogates(args, batch, net, old, new, factors):
 def figure2(args):
     """The surrogates as θ goes from θ_old along the first update on Hopper, a panel a seed."""
     factors = np.linspace(-1, 3, 401)
-    figure = Figure(figsize=(1 + 5 * args.seeds, 4), layout="constrained")
+    figure = Figure(figsize=(max(9, 4.5 * args.seeds), 5), layout="constrained")
     rows = [["PPO paper, Hopper-v1", "about 0.02", "1"]]
     for k, axes in enumerate(figure.subplots(1, args.seeds, squeeze=False).flat):
         means = surrogates(*first_update(k + 1), factors)
@@ -664,9 +681,10 @@ def figure2(args):
         kl, *_, l_clip = means.values()
         rows.append([f"seed {k + 1}", f"{kl[np.isclose(factors, 1)].item():.4f}",
                      f"{factors[l_clip.argmax()]:.2f}"])  # fmt: skip
-        axes.set(title=f"Hopper-v5, seed {k + 1}", xlabel="linear interpolation factor")
-        axes.set_xticks([0, 1])
-        axes.legend(fontsize=8)
+        axes.set(title=f"Hopper-v5, seed {k + 1}", xlabel="linear interpolation factor",
+                 ylabel="mean over the rollout")  # fmt: skip
+        axes.set_xticks([0, 1], ["0: $θ_{old}$", "1: after the update"])
+        axes.legend(fontsize=9)
     compare.save(figure, args.out / "figure2")
     print(markdown(["", "KL at factor 1", "factor where L^CLIP is greatest"], rows))
 

@@ -228,6 +228,42 @@ def test_a_second_published_number_near_the_curves_is_in_the_picture(tmp_path):
         assert (axes.get_ylim()[1] > 405.7) == seen
 
 
+def test_of_several_tasks_a_published_number_is_a_triangle_at_the_right_edge(tmp_path):
+    table = np.column_stack((np.arange(1, 300), np.linspace(0, 4000, 299), np.ones(299)))
+    runs = [
+        compare.Run(name, task, 1, table)
+        for name in ("ppo", "trpo")
+        for task in ("Hopper-v5", "Walker2d-v5", "Unknown-v5")
+    ]
+    figure = compare.draw(runs, tmp_path / "picture")
+    for axes, expected in zip(
+        figure.axes, ({2316.2, 2330, 1912.9, 2100}, set(), {3425, 3460, 2342.6, 1100}), strict=True
+    ):
+        marks = [line for line in axes.lines if line.get_marker() == "<"]
+        assert {line.get_ydata()[0] for line in marks} == expected
+        assert all(line.get_xdata()[0] == 1 for line in marks)  # of the panel's width
+    [legend] = figure.legends
+    assert {text.get_text() for text in legend.texts} == {
+        "ppo, 1 seed", "trpo, 1 seed", "OpenAI's Baselines, PPO", "OpenAI's Baselines, TRPO",
+        "PPO paper's Fig. 3, by eye, PPO", "PPO paper's Fig. 3, by eye, TRPO",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 5])
+def test_single_seeds_are_thin_curves_and_five_have_a_band(seeds, tmp_path):
+    steps = np.arange(1, 301)
+    runs = [compare.Run("ppo", "Hopper-v5", seed, np.column_stack((steps, steps * seed, steps)))
+            for seed in range(1, seeds + 1)]  # fmt: skip
+    [axes] = compare.draw(runs, tmp_path / "picture", words={"ppo": "the defaults"}).axes
+    curves = [line for line in axes.lines if len(line.get_xdata()) > 2]
+    assert len(curves) == {1: 1, 3: 4, 5: 1}[seeds] and len(axes.collections) == (seeds == 5)
+    thick = max(curves, key=lambda line: line.get_linewidth())
+    assert thick.get_xdata()[-1] == pytest.approx(300e-6)  # millions
+    assert thick.get_ydata()[-1] == pytest.approx(250.5 * (1 + seeds) / 2)
+    first = axes.get_legend().texts[0].get_text()
+    assert first == f"the defaults, {seeds} seed{'s' * (seeds > 1)}"
+
+
 def test_committed_data_can_be_read():
     for path in (ROOT / "plots/data").rglob("seed*.csv.gz"):
         [run] = compare.read_runs(path)

@@ -141,7 +141,7 @@ def test_no_command_has_two_places_and_no_place_two_commands():
 def test_the_scripts_take_the_commands(experiment):
     """And they mean what the variants' names say."""
     for variant in reproduce.EXPERIMENTS[experiment]:
-        name, _, script, tasks, flags = variant
+        name, _, script, tasks, flags, _ = variant
         if script is None or not (ROOT / script).exists():
             continue
         module = sys.modules.get(Path(script).stem) or __import__(Path(script).stem)
@@ -481,7 +481,7 @@ def test_the_table_beside_published_scores(tmp_path, capsys):
                           "Made by (SHA-256, runs): x.py aaaaaaaa × 7"]  # fmt: skip
     assert np.asarray(Image.open(tmp_path / "figure3.png")).std() > 10
     svg = (tmp_path / "figure3.svg").read_text()
-    assert "ppo-bf16, 1 seed" in svg and "trpo, 3 seeds" in svg
+    assert "PPO, bfloat16, 1 seed" in svg and "TRPO, 3 seeds" in svg
 
 
 def test_table_1(tmp_path, capsys):
