@@ -244,7 +244,7 @@ def draw(runs, out, statistic="mean", published=PUBLISHED, words=None):
     height = {1: 5, 2: 3.6, 3: 3}.get(columns, 2.4)
     figure = Figure(figsize=(9, 0.8 + height * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    legend, single, band = {}, False, False
+    legend, most, single, band = {}, 1, False, False
     for axes, env_id in zip(panels, tasks, strict=False):
         everything = []
         for k, group in enumerate(groups):
@@ -254,6 +254,7 @@ def draw(runs, out, statistic="mean", published=PUBLISHED, words=None):
             grid = np.linspace(0, max(r.table[-1, 0] for r in members), 400)
             curves = np.stack([curve(r.table, grid) for r in members], axis=-1)
             everything.append(curves)
+            most = max(most, len(members))
             color, millions = f"C{k}", grid / 1e6
             everyone = ~np.isnan(curves).any(axis=-1)
             if 1 < len(members) < 5:
@@ -303,7 +304,7 @@ def draw(runs, out, statistic="mean", published=PUBLISHED, words=None):
     for axes in panels[len(tasks) :]:
         axes.axis("off")
     statistic = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
-    notes = [f"thick: {statistic} over seeds", "thin: single seeds" * single,
+    notes = [f"thick: {statistic} over seeds" * (most > 1), "thin: single seeds" * single,
              "band: 95% bootstrap interval over seeds" * band]  # fmt: skip
     figure.supxlabel(f"million agent steps\n{'; '.join(filter(None, notes))}", fontsize=9)
     figure.supylabel("return, mean of the last 100 episodes", fontsize=9)

@@ -81,7 +81,7 @@ def test_pointers_point_at_the_right_place(place, script, name, line):
 
 
 def test_nothing_is_left_to_fill_in():
-    assert not any(re.search(r"@|TODO|XXX|#L0", page) for page in PAGES.values())
+    assert not any(re.search(r"@[A-Z]|TODO|XXX|#L0", page) for page in PAGES.values())
 
 
 def script_parser(script):
