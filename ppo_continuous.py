@@ -872,8 +872,8 @@ def make_parser(defaults):
         elif isinstance(kind, list):
             add(f"--{flag}", help=words, choices=kind)
         else:
-            newest = {"nargs": "?", "const": ""} if flag in CHANGEABLE else {}
-            add(f"--{flag}", help=words, type=kind[0], metavar=symbol, **newest)
+            optional = {"nargs": "?"} if flag in CHANGEABLE else {}  # None: the newest run
+            add(f"--{flag}", help=words, type=kind[0], metavar=symbol, **optional)
     return parser
 
 
@@ -898,7 +898,8 @@ def parse_args(argv=None):
     if flag is not None:
         for name in given.keys() - CHANGEABLE[flag] - {flag}:
             fail(f"--{ROWS[name][0]}: --{flag} takes it from the checkpoint; leave it out")
-        given[flag] = given[flag] or newest_run(flag)
+        if given[flag] is None:
+            given[flag] = newest_run(flag)
         checkpoint = load_checkpoint(Path(given[flag]), flag)
         settings |= checkpoint["settings"] | {"run_dir": given[flag]}
     elif alone := given.keys() & {"episodes", "deterministic", "render", "video"}:

@@ -1,8 +1,10 @@
 """A script as a user runs it: processes, what they print, and what they leave."""
 
+import contextlib
 import csv
 import functools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -197,6 +199,21 @@ def same_run(a, b):
             for d in (a, b)]  # fmt: skip
     assert all(same(best[0].get(name), best[1].get(name)) for name in ("best", "net", "step"))
     return True
+
+
+@contextlib.contextmanager
+def full_disk():
+    """Gives a function that has the system refuse to let this process's files grow beyond some
+    bytes, until the context is over."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def allow_files_of(size, *_):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+
+    try:
+        yield allow_files_of
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def kill_after_a_checkpoint(process, run_dir):

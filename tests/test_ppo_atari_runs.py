@@ -20,6 +20,7 @@ from processes import (
     Clock,
     Script,
     events,
+    full_disk,
     iterations_in,
     one_line,
     rows,
@@ -297,10 +298,10 @@ def test_best_is_the_best_policy_of_all(tmp_path, short_games, capsys):
 # -------------------------------------------------------------------------------------- Resume
 
 
-def test_a_killed_run_resumes_bit_for_bit(tmp_path):
+def test_a_killed_run_resumes_bit_for_bit(tmp_path, short_games):
     """SIGKILL at a random moment, and once between writing a checkpoint and renaming it."""
     flags = [*SMALL, "--total-steps", 32 * 24, "--checkpoint-every", 4]
-    run(*flags, "--run-dir", tmp_path / "whole", before=SHORT_GAMES)
+    SCRIPT.main(*flags, "--run-dir", tmp_path / "whole")
     broken = tmp_path / "broken"
     half_written = (
         "replace, calls = os.replace, []\n"
@@ -441,13 +442,12 @@ def test_seeds_make_different_runs(tmp_path):
     assert not torch.equal(nets[0]["trunk.0.weight"], nets[1]["trunk.0.weight"])
 
 
-@pytest.mark.parametrize("ignoring_ctrl_c", [False, True])
-def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(ignoring_ctrl_c, tmp_path):
+def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
     """Also in a run that a shell's `&` started, with SIGINT ignored, by kill -INT."""
     run_dir = tmp_path / "run"
-    process = start(*SMALL, "--total-steps", 10**6, "--run-dir", run_dir,
-                    ignoring_ctrl_c=ignoring_ctrl_c)  # fmt: skip
-    wait_for_episodes(process, run_dir)
+    flags = [*SMALL, "--total-steps", 10**6, "--run-dir", run_dir]
+    process = start(*flags, ignoring_ctrl_c=True)
+    wait_for_episodes(process, run_dir, count=1)
     (run_dir / "learning_curve.png").unlink(missing_ok=True)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
@@ -480,18 +480,20 @@ def test_ctrl_c_in_an_update_ends_the_run_which_resumes_bit_for_bit(
 # ---------------------------------------------------------------------------------- Evaluation
 
 
-def test_evaluate_prints_whole_games_and_records_a_video(finished):
+def test_evaluate_prints_whole_games_and_records_a_video(finished, capsys):
     run_dir, _ = finished
     before = {p.name: p.stat().st_mtime_ns for p in run_dir.iterdir()}
-    out, err = run("--evaluate", run_dir, "--episodes", 2, "--video")
-    assert err == ""
+    SCRIPT.main("--evaluate", run_dir, "--episodes", 2, "--video")
+    out, err = capsys.readouterr()
+    assert err == "" and out.endswith(f"with {run_dir}'s policy of step 1,600\n")
     scores = [float(s) for s in re.findall(r"game \d: score (\d+), \d+ steps", out)]
     assert len(scores) == 2
     assert f"{np.mean(scores):.1f} ± {np.std(scores):.1f}" in out
     videos = sorted((run_dir / "videos").glob("*/*.mp4"))
     assert len(videos) == 2 and all(v.stat().st_size > 5000 for v in videos)
     assert {p.name: p.stat().st_mtime_ns for p in run_dir.iterdir() if p.name != "videos"} == before
-    again, _ = run("--evaluate", run_dir / "checkpoint.pt", "--episodes", 2)
+    SCRIPT.main("--evaluate", run_dir / "checkpoint.pt", "--episodes", 2)
+    again = capsys.readouterr().out.replace(f"{run_dir}/checkpoint.pt", str(run_dir))
     assert again == out  # the same seed, the same games
 
 
@@ -629,41 +631,39 @@ def test_resume_refuses_other_settings(flag, finished, capsys):
 # ---------------------------------------------------------------------------- Broken while running
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, capsys, monkeypatch):
     """Spoiled after 10 iterations: the checkpoint is from before, and no record shows a nan."""
-    spoil = (
-        "loss, calls = ppo_atari.ppo_loss, []\n"
-        "def spoiled(*args, **coefficients):\n"
-        "    calls.append(1)\n"
-        "    objective, stats = loss(*args, **coefficients)\n"
-        "    return (objective * float('nan'), stats) if len(calls) > 20 else (objective, stats)\n"
-        "ppo_atari.ppo_loss = spoiled"
-    )
+    loss, calls = ppo_atari.ppo_loss, []
+
+    def spoiled(*args):
+        calls.append(1)
+        objective, stats = loss(*args)
+        return (objective * float("nan"), stats) if len(calls) > 20 else (objective, stats)
+
+    monkeypatch.setattr(ppo_atari, "ppo_loss", spoiled)
     run_dir = tmp_path / "run"
     flags = [*SMALL, "--total-steps", 3200, "--checkpoint-every", 4, "--run-dir", run_dir]
-    _, err = run(*flags, before=spoil, status=1)
-    assert one_line(err, "iteration 11", "is nan", run_dir)
+    assert refused(capsys, 1, flags, "iteration 11", "is nan", run_dir)
     checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
     assert iterations_in(run_dir / "checkpoint.pt") == 8
     assert all(tensor.isfinite().all() for tensor in checkpoint["net"].values())
 
 
 @pytest.mark.parametrize("limit", [5_000_000, 4_000])
-def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_whole(limit, tmp_path):
+def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_whole(
+    limit, tmp_path, capsys, monkeypatch, short_games
+):
     """No file may grow beyond 5 MB: Adam's state no longer fits after the first update. Beyond 4 kB
     (once the first checkpoint is written): the table and TensorBoard's events do not."""
-    late = "save = ppo_atari.Run.save\ndef limited(*args):\n    save(*args)\n    limit()\n"
-    before = (
-        "import resource\n"
-        f"def limit(): resource.setrlimit(resource.RLIMIT_FSIZE, ({limit},) * 2)\n"
-        + (f"{late}ppo_atari.Run.save = limited\n" if limit == 4_000 else "limit()\n")
-        + SHORT_GAMES
-    )
-    run_dir = tmp_path / "run"
-    every = 4 if limit == 5_000_000 else 1000
+    run_dir, every = tmp_path / "run", 4 if limit == 5_000_000 else 1000
     flags = [*SMALL, "--total-steps", 32 * 300, "--checkpoint-every", every, "--run-dir", run_dir]
-    _, err = run(*flags, before=before, status=1)
-    assert one_line(err, "iteration", "File too large", "any checkpoint", run_dir)
+    with full_disk() as allow_files_of:
+        save = ppo_atari.Run.save
+        if limit == 4_000:
+            monkeypatch.setattr(ppo_atari.Run, "save", lambda run: allow_files_of(limit, save(run)))
+        else:
+            allow_files_of(limit)
+        assert refused(capsys, 1, flags, "iteration", "File too large", "any checkpoint", run_dir)
     assert iterations_in(run_dir / "checkpoint.pt") == 0
 
 
