@@ -2,7 +2,7 @@ r"""PPO on Atari games, from pixels (Schulman et al. 2017, https://arxiv.org/abs
 
 Algorithm 1  PPO, Actor-Critic Style                                         here
 1  for iteration = 1, 2, ... do                                              train
-2      for actor = 1, 2, ..., N do                                           all N at once
+2      for actor = 1, 2, ..., N do                                           all N at each timestep
 3          run policy π_θold in the environment for T timesteps              rollout
 4          compute advantage estimates Â_1, ..., Â_T                         estimate_advantages
 5      end for
@@ -10,8 +10,8 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 7      θ_old ← θ                                                             rollout acts with θ
 8  end for
 
-The defaults are the paper's Table 5, with a larger network than Sec. 6.4's (--network paper). Every
-step that the paper leaves out is marked "not in the paper", with its flag if it has one.
+The defaults are the paper's Table 5; only the network is larger than Sec. 6.4's (--network paper).
+Every step that the paper leaves out is marked "not in the paper", with its flag if it has one.
 "Baselines" is OpenAI's ppo2, "ppo1" the authors' first code. Through Update, the sections follow
 Algorithm 1; the rest runs the games and keeps records.
 
@@ -312,7 +312,7 @@ def ppo_loss(logits, values, minibatch, clip_eps, vf_coef, ent_coef, norm_adv, c
     counts in L^VF only.
     """
     advantages, mask = minibatch.advantages, minibatch.policy_mask
-    if norm_adv == "minibatch":
+    if norm_adv == "minibatch":  # not in the paper (--norm-adv none)
         advantages = standardise(advantages, mask)
 
     log_pi = logits.log_softmax(-1)
@@ -352,7 +352,7 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     names = ("frames", "actions", "log_probs", "policy_mask", "advantages", "targets")
     samples = {name: getattr(batch, name).flatten(0, 1).to(device) for name in names}  # (T·N, ...)
     samples["values"] = batch.values[:-1].flatten()
-    if args.norm_adv == "rollout":
+    if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples["advantages"] = standardise(samples["advantages"], samples["policy_mask"])
     optimizer.param_groups[0]["lr"] = learning_rate
     clip_eps = torch.tensor(clip_eps, device=device)  # compiled code then takes any value

@@ -141,14 +141,14 @@ def train(args, checkpoint=None):
                 envs.reset(run.seed)
             learning_rate, clip_eps = anneal(args, iteration)
             episodes = rollout(envs, net, batch)  # lines 2, 3
-            if args.norm_reward:
+            if args.norm_reward:  # not in the paper (--no-norm-reward)
                 scale_rewards(batch, net.return_moments)
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
             stats = update(take_step, net, optimizer, batch, learning_rate, clip_eps,  # line 6
                            penalty.beta, args)  # fmt: skip
             if args.objective == "kl-adaptive":
                 penalty.adapt(stats["kl"], args.kl_target)
-            if args.norm_obs:  # for the next rollout; the first sees raw observations, clipped
+            if args.norm_obs:  # not in the paper; for the next rollout: the first has no moments
                 net.obs_moments.add(batch.raw_obs.flatten(0, 1))
             run.log(episodes, stats)
 
@@ -338,7 +338,9 @@ def surrogate(objective, ratio, advantages, kl, clip_eps, beta):
     l_cpi = ratio * advantages  # Eq. 6
     if objective == "clip":
         return torch.min(l_cpi, ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages)  # Eq. 7
-    return l_cpi if objective == "none" else l_cpi - beta * kl  # Eq. 8
+    if objective == "none":
+        return l_cpi
+    return l_cpi - beta * kl  # Eq. 8
 
 
 class Penalty(nn.Module):
@@ -362,7 +364,7 @@ def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef
     value targets, and for a penalty π_θold as pi.
     """
     advantages = minibatch.advantages
-    if norm_adv == "minibatch":
+    if norm_adv == "minibatch":  # not in the paper (--norm-adv none)
         advantages = standardise(advantages)
 
     ratio = (pi.log_prob(minibatch.actions) - minibatch.log_probs).exp()  # r_t(θ), Eq. 6
@@ -370,7 +372,8 @@ def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef
     l_policy = surrogate(objective, ratio, advantages, kl, clip_eps, beta).mean()
     l_vf = (values - minibatch.targets).square().mean()  # without ½, as in the paper
 
-    # Sec. 6.1: nothing is shared, so c1 matters only where the gradient of both is clipped as one
+    # Sec. 6.1: actor and critic share no weights, so c1 would not matter; here it does, since
+    # --max-grad-norm clips their joint gradient
     l_total = l_policy - vf_coef * l_vf  # Eq. 9
     if ent_coef:
         l_total = l_total + ent_coef * pi.entropy().mean()
@@ -412,7 +415,7 @@ def update(take_step, net, optimizer, batch, learning_rate, clip_eps, beta, args
         "advantages": batch.advantages.flatten(),
         "targets": batch.targets.flatten(),
     }
-    if args.norm_adv == "rollout":
+    if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples["advantages"] = standardise(samples["advantages"])
     optimizer.param_groups[0]["lr"].fill_(learning_rate)
     clip_eps = torch.tensor(clip_eps)  # compiled code then takes any value

@@ -12,10 +12,10 @@ The practical algorithm of Sec. 6, "single path", in our words               her
 5      θ_old ← θ                                                             rollout acts with θ
 6  end for
 
-The paper has no critic. As is usual today, advantages stand for the Q-values, which in expectation
-changes the surrogate by a constant only; GAE estimates them with a critic, which is fitted after
-the policy's step (fit_critic). The network is PPO's. The paper's other way of sampling, "vine", is
-left out.
+The paper estimates the Q-values without a critic. Here, as is usual today, advantages stand for
+them, which in expectation changes the surrogate by a constant only: GAE estimates them with a
+critic that is fitted after the policy's step (fit_critic). The network is PPO's. The paper's other
+way of sampling, "vine", is left out. "Baselines" is OpenAI's trpo_mpi.
 
   python trpo_continuous.py                              learn CartPole-v1
   python trpo_continuous.py --env-id HalfCheetah-v5      a million steps, Box actions
@@ -62,16 +62,16 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("env-id", "CartPole-v1", (str,), "ID", "Gymnasium's id of a task with Box observations"),
     ("seed", 1, (int, 0, 2**63 - 1), "SEED", "seeds network, actions, minibatches and task"),
     ("total-steps", 1_000_000, (int, 1), "STEPS", "agent steps"),
-    "trust region, Sec. 6 and App. C of the paper",
+    "trust region, Sec. 6, App. C and E of the paper",
     ("max-kl", 0.01, (float, 1e-12), "δ", "of Eq. 14, the paper's"),
     ("cg-iters", 10, (int, 1), "k", "iterations of conjugate gradient, the paper's"),
     ("cg-damping", 0.1, (float, 0), "DAMPING", "added to A's diagonal (Baselines')"),
     ("fvp-fraction", 1.0, (float, 1e-9, 1), "SHARE", "of states A averages over; App. C.1: 0.1"),
     ("line-search-steps", 10, (int, 1), "TRIES", "of the line search (Baselines')"),
-    ("backtrack-coef", 0.8, (float, 0.01, 0.99), "FACTOR", "of β after a failed try"),
+    ("backtrack-coef", 0.8, (float, 0.01, 0.99), "FACTOR", "of β on failing (Spinning Up's)"),
     "batch",
     ("num-envs", 1, (int, 1), "N", "number of actors"),
-    ("num-steps", 1024, (int, 1), "T", "horizon: steps of each actor in a rollout"),
+    ("num-steps", 1024, (int, 1), "T", "horizon: steps of each actor in a rollout (Baselines')"),
     ("gamma", 0.99, (float, 0, 1), "γ", "discount, the paper's"),
     "critic and GAE; not in the paper; in OpenAI's Baselines",
     ("gae-lambda", 0.98, (float, 0, 1), "λ", "of GAE; 1: Monte-Carlo returns"),
@@ -123,11 +123,11 @@ def train(args, checkpoint=None):
             if run.at_checkpoint:  # not in the paper: restart, as a resumed run does
                 envs.reset(run.seed)
             episodes = rollout(envs, net, batch)  # line 2
-            if args.norm_reward:
+            if args.norm_reward:  # not in the paper (--no-norm-reward)
                 scale_rewards(batch, net.return_moments)
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 3
             stats = update(net, optimizer, batch, args)  # line 4
-            if args.norm_obs:  # for the next rollout; this moves π, by a KL that δ does not bound
+            if args.norm_obs:  # not in the paper; this moves π, by a KL that δ does not bound
                 net.obs_moments.add(batch.raw_obs.flatten(0, 1))
             run.log(episodes, stats)
 
@@ -325,7 +325,7 @@ def surrogate(pi, samples):
 
 def fisher_vector_product(old, pi, weights):
     """The function y -> A y, where A is the Hessian of the mean KL(π_θold ‖ π_θ) at θ_old, which is
-    the Fisher matrix there: the KL differentiated twice (App. C.1, Eq. 57).
+    the Fisher matrix there: by differentiating the KL twice, the generic way of App. C.1.
 
     old, pi: π_θold at B states, the one constant, the other differentiable in `weights`, tensors of
     W numbers in all. y and A y are (W,).
@@ -377,7 +377,7 @@ def line_search(measure, weights, full_step, max_kl, num_tries, backtrack_coef):
     for _ in range(num_tries):
         nn.utils.vector_to_parameters(old + fraction * full_step, weights)
         improvement, kl = measure()
-        if 0 < improvement < inf and kl <= max_kl:  # neither holds of nan
+        if 0 < improvement < inf and kl <= max_kl:  # both are false for nan
             return fraction, improvement, kl
         fraction *= backtrack_coef
     nn.utils.vector_to_parameters(old, weights)
@@ -413,7 +413,7 @@ def trust_region_step(net, samples, args):
     if not s_a_s.isfinite():
         raise FloatingPointError(f"sᵀAs is {s_a_s.item()}")
     fraction, improvement, kl, expected = 0.0, 0.0, 0.0, 0.0
-    if s_a_s > 0:  # else s is zero: g is, or A has no curvature along g
+    if s_a_s > 0:  # else there is no direction: g is zero, or A has no curvature along it
         # β s of App. C; as in Baselines sᵀAs includes the damping, so to second order KL ≤ δ
         full_step = (2 * args.max_kl / s_a_s).sqrt() * s
 
@@ -450,7 +450,7 @@ def update(net, optimizer, batch, args):
     Returns the scalars to log; FloatingPointError if one is not finite.
     """
     advantages = batch.advantages.flatten()  # (T, N) -> (T·N,)
-    if args.norm_adv == "rollout":  # only the subtracted mean matters: β s is the same at any scale
+    if args.norm_adv == "rollout":  # not in the paper; the scale does not matter: β s is the same
         advantages = standardise(advantages)
     samples = SimpleNamespace(obs=batch.obs, actions=batch.actions.flatten(0, 1), pi=batch.pi,
                               log_probs=batch.log_probs, advantages=advantages)  # fmt: skip

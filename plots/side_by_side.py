@@ -26,121 +26,150 @@ PPO, TRPO = "https://arxiv.org/pdf/1707.06347#page=", "https://arxiv.org/pdf/150
 
 # ----------------------------------------------------------------------------------- Equations
 
-OLD, L = r"\theta_\text{old}", r"L^{\text{%s}}(\theta)"
-E, A_T = r"\hat{\mathbb{E}}_t", r"\hat{A}_t"
-DKL = r"\overline{D}_\text{KL}(" + OLD + r",\theta)"
+OLD, E, A_T = r"\theta_\text{old}", r"\hat{\mathbb{E}}_t", r"\hat{A}_t"
+PI, PI_OLD = r"\pi_\theta(\cdot\,|\,s_t)", r"\pi_{\theta_\text{old}}(\cdot\,|\,s_t)"
+KL, DKL = rf"\text{{KL}}[{PI_OLD},\ {PI}]", rf"\overline{{D}}_\text{{KL}}({OLD},\theta)"
+STATES = r"\mathbb{E}_{s \sim \rho_{" + OLD + "}"
 
 EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
     "ppo-algorithm": ("Algorithm 1", PPO + "5", [],
         "The whole method: collect a rollout, estimate advantages, take many steps on the rollout; "
-        "then θ becomes θ_old and it begins anew."),
+        "then θ becomes θ_old and it begins anew. The line numbers are ours."),
     "table-5": ("Table 5", PPO + "10", [
-        r"T = 128,\quad K = 3,\quad M = 32 \times 8,\quad N = 8",
-        r"\gamma = 0.99,\quad \lambda = 0.95,\quad \epsilon = 0.1\,\alpha",
-        r"c_1 = 1,\quad c_2 = 0.01,\quad \text{Adam } 2.5 \cdot 10^{-4}\,\alpha"],
+        r"T = 128,\quad \text{Adam } 2.5 \cdot 10^{-4}\,\alpha,\quad K = 3,\quad M = 32 \times 8",
+        r"\gamma = 0.99,\quad \lambda = 0.95,\quad N = 8",
+        r"\epsilon = 0.1\,\alpha,\quad c_1 = 1,\quad c_2 = 0.01"],
         "The settings on Atari, in the order of the table."),
     "table-3": ("Table 3", PPO + "10", [
-        r"T = 2048,\quad K = 10,\quad M = 64,\quad \text{Adam } 3 \cdot 10^{-4}",
+        r"T = 2048,\quad \text{Adam } 3 \cdot 10^{-4},\quad K = 10,\quad M = 64",
         r"\gamma = 0.99,\quad \lambda = 0.95"],
-        "The settings on MuJoCo, in the order of the table; there is one actor."),
-    "table-1": ("Sec. 6.1", PPO + "6", [
+        "The settings on MuJoCo, in the order of the table. It has no N; here it is 1."),
+    "table-1": ("Table 1", PPO + "6", [
         r"\epsilon = 0.2,\quad d_\text{targ} = 0.01,\quad \beta = 1"],
-        "The objectives that the paper compares, with the clipping parameter that came out best."),
+        "The objectives that the paper compares: ε = 0.2 came out best, and 0.01 is the best "
+        "target of the adaptive penalty, whose β begins at 1."),
     "alpha": ("Table 5, α", PPO + "10", [r"\alpha = 1 - \frac{i}{I}"],
         "In iteration i of I, counted from 0, α multiplies Adam's step size and ε: it falls "
         "linearly from 1 to 0."),
+    "alpha-mujoco": ("not in the paper: α on MuJoCo", "", [r"\alpha = 1 - \frac{i}{I}"],
+        "The paper has α on Atari only. Here, in iteration i of I, counted from 0, it multiplies "
+        "Adam's step size, and ε too with --anneal both."),
     "atari-network": ("Sec. 6.4", PPO + "8", [r"\pi_\theta(a\,|\,s),\quad V(s)"],
-        "Policy and value share a convolutional trunk; each has a linear layer of its own."),
+        "Sec. 6.4's network is the first branch (--network paper); the default, the second, is "
+        "the larger one of Mnih et al. (2015). Policy and value share the convolutional trunk, "
+        "and each has a linear head."),
     "network": ("Sec. 6.1", PPO + "6", [r"\pi_\theta(a\,|\,s),\quad V(s)"],
         "Two networks that share nothing, of two layers of 64 tanh units. A Gaussian policy has "
         "its mean from the network; its standard deviation does not depend on the state."),
-    "act": ("Algorithm 1, line 3", PPO + "5", [r"a_t ∼ \pi_{" + OLD + r"}(\cdot\,|\,s_t)"],
-        "Every actor runs the old policy for T steps. Its log-probabilities and values are kept: "
-        "the ratio of Eq. 6 and the advantages need them."),
+    "act": ("Algorithm 1, line 3", PPO + "5", [r"a_t ∼ " + PI_OLD],
+        "Every actor runs the old policy for T steps. The largest of logits plus Gumbel noise is "
+        "a sample of the softmax; mean plus std times normal noise is one of the Gaussian. "
+        "Log-probabilities and values are kept for Eq. 6 and 12."),
     "eq-12": ("Eq. 12", PPO + "5", [r"\delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)"],
         "The reward and the next state's value, less what was expected. After a terminal state "
-        "nothing is expected; after a time limit V stands for what would have followed."),
+        "nothing is expected; at a time limit the next value is that of the episode's last state."),
     "eq-11": ("Eq. 11", PPO + "5", [
         A_T + r" = \delta_t + (\gamma\lambda)\,\delta_{t+1} + \cdots"
-        r" + (\gamma\lambda)^{T-t-1}\,\delta_{T-1}"],
-        "Generalised advantage estimation, summed from the end: each advantage is δ_t and a share "
-        "γλ of the next. (The paper prints the last exponent as T−t+1.)"),
+        r" + (\gamma\lambda)^{T-t-1}\,\delta_{T-1}",
+        A_T + r" = \delta_t + \gamma\lambda\,\hat{A}_{t+1}"],
+        "Generalised advantage estimation, summed from the end, by the second line; an episode's "
+        "end ends the sum. (The paper prints the last exponent as T−t+1.)"),
     "targets": ("Sec. 5", PPO + "5", [r"V_t^\text{targ} = " + A_T + " + V(s_t)"],
-        "The paper leaves the value's target open; this one, the λ-return, is the usual choice."),
-    "eq-6": ("Eq. 6", PPO + "3", [
-        r"r_t(\theta) = \frac{\pi_\theta(a_t\,|\,s_t)}{\pi_{" + OLD + r"}(a_t\,|\,s_t)}",
-        L % "CPI" + f" = {E}[r_t(\\theta)\\,{A_T}]"],
+        "The paper does not say what the value's target is; this one, the λ-return, is the usual "
+        "choice."),
+    "ratio": ("Eq. 6", PPO + "3", [
+        r"r_t(\theta) = \frac{\pi_\theta(a_t\,|\,s_t)}{\pi_{" + OLD + r"}(a_t\,|\,s_t)}"],
         "How much more probable an action has become; it is 1 at θ_old. The ratio is taken of the "
-        "logarithms' difference."),
+        "logarithms' difference. Before it stands what is not in the paper: the advantages are "
+        "standardised."),
+    "cpi": ("Eq. 6", PPO + "3", [
+        r"L^{\text{CPI}}(\theta) = " + rf"{E}[r_t(\theta)\,{A_T}]"],
+        "The surrogate without any constraint, sample by sample; the mean follows in the loss."),
     "eq-7": ("Eq. 7", PPO + "3", [
-        L % "CLIP" + f" = {E}[\\min(r_t(\\theta)\\,{A_T},\\ "
+        r"L^{\text{CLIP}}(\theta) = " + rf"{E}[\min(r_t(\theta)\,{A_T},\ "
         rf"\text{{clip}}(r_t(\theta), 1-\epsilon, 1+\epsilon)\,{A_T})]"],
-        "Beyond 1 ± ε a better objective earns nothing more, and the minimum keeps the worse of "
-        "the two: what is clipped has no gradient unless it undoes harm."),
+        "Of a positive advantage the term stops growing at a ratio of 1 + ε, of a negative one at "
+        "1 − ε: beyond, the clipped term is the smaller one, and has no gradient. On the other "
+        "side the minimum takes the unclipped term, so what became worse can be undone."),
     "eq-8": ("Eq. 8", PPO + "4", [
-        L % "KLPEN" + f" = {E}[r_t(\\theta)\\,{A_T} - \\beta\\,"
-        rf"\text{{KL}}[\pi_{{{OLD}}}(\cdot\,|\,s_t),\ \pi_\theta(\cdot\,|\,s_t)]]"],
+        r"L^{\text{KLPEN}}(\theta) = " + rf"{E}[r_t(\theta)\,{A_T} - \beta\,{KL}]"],
         "The alternative to clipping: a penalty on the distance between the two policies."),
     "sec-4": ("Sec. 4", PPO + "4", [
+        rf"d = {E}[{KL}]",
         r"d < d_\text{targ} / 1.5\ \Rightarrow\ \beta \leftarrow \beta / 2",
         r"d > d_\text{targ} \times 1.5\ \Rightarrow\ \beta \leftarrow \beta \times 2"],
-        "After each policy update the penalty's weight follows the KL d that came of it."),
+        "After each policy update d, the mean KL over the whole rollout, says whether β is "
+        "halved, doubled or kept for the next one."),
     "eq-9": ("Eq. 9", PPO + "5", [
-        L % "CLIP+VF+S" + f" = {E}[" + L % "CLIP" + r" - c_1\,L^{\text{VF}}(\theta) + c_2\,"
-        r"S[\pi_\theta](s_t)]", r"L^{\text{VF}}(\theta) = (V(s_t) - V_t^\text{targ})^2"],
+        r"L_t^{\text{CLIP+VF+S}}(\theta) = " + E + r"[L_t^{\text{CLIP}}(\theta) - c_1\,"
+        r"L_t^{\text{VF}}(\theta) + c_2\,S[\pi_\theta](s_t)]",
+        r"L_t^{\text{VF}}(\theta) = (V(s_t) - V_t^\text{targ})^2"],
         "The surrogate, less the value's squared error, plus an entropy bonus. Optimisers "
         "minimise, hence the minus."),
     "epochs": ("Algorithm 1, line 6", PPO + "5", [r"K\ \text{epochs},\quad M \le N\,T"],
         "K passes over the T·N samples, each in another order, in minibatches of M: one step of "
         "Adam for each."),
     "trpo-algorithm": ("Sec. 6", TRPO + "section.6", [],
-        "Collect a rollout, then take one step: as far as the trust region allows, in the "
-        "direction that a quadratic model of it gives."),
+        "In our words, as Sec. 6 has no pseudocode: collect a rollout; take one step, in the "
+        "direction that a quadratic model of the KL gives and as far as that model and a line "
+        "search allow; then fit the critic."),
     "trpo-settings": ("App. E", TRPO + "appendix.E", [r"\delta = 0.01,\quad \gamma = 0.99"],
-        "The size of the trust region in nats, and the discount. Conjugate gradient makes 10 "
-        "iterations."),
+        "The size of the trust region in nats, and the discount. The paper also makes 10 "
+        "iterations of conjugate gradient (App. C.1); the rest is Baselines' or Spinning Up's."),
     "trpo-network": ("App. D", TRPO + "appendix.D", [r"\pi_\theta(a\,|\,s),\quad V(s)"],
         "The paper has a small network for the policy; this is PPO's, with the same separate "
         "log-standard deviations. The critic V is not in the paper."),
-    "sec-5-1": ("Sec. 5.1", TRPO + "section.5", [r"a ∼ q(\cdot\,|\,s) = \pi_{" + OLD + "}"],
-        "\"Single path\": the actions are sampled from the old policy, along whole trajectories."),
+    "sec-5-1": ("Sec. 5.1", TRPO + "section.5", [r"q(a\,|\,s) = \pi_{" + OLD + r"}(a\,|\,s)"],
+        "\"Single path\": actions are sampled from the old policy, along whole trajectories. Mean "
+        "plus std times normal noise is a sample of the Gaussian; the largest of logits plus "
+        "Gumbel noise is one of the softmax."),
     "eq-14": ("Eq. 14", TRPO + "section.5", [
-        r"\underset{\theta}{\text{maximise}}\ \ \mathbb{E}\left[\frac{\pi_\theta(a\,|\,s)}{"
-        r"\pi_{" + OLD + r"}(a\,|\,s)}\,Q(s,a)\right]"],
-        "The surrogate L, with the actions sampled from the old policy. Advantages stand for Q: "
-        "V(s) does not depend on the action, so in expectation it adds a constant."),
+        r"\underset{\theta}{\text{maximise}}\ \ " + STATES + r",\,a \sim q}\left[\frac{"
+        r"\pi_\theta(a\,|\,s)}{q(a\,|\,s)}\,Q_{" + OLD + r"}(s,a)\right]"],
+        "Here q is the old policy. Advantages stand for Q: subtracting V(s) changes the objective "
+        "by a constant. Their standardisation is not in the paper."),
     "eq-14-kl": ("Eq. 14", TRPO + "section.5", [
-        r"\text{subject to}\ \ \mathbb{E}[D_\text{KL}(\pi_{" + OLD + r"}(\cdot\,|\,s)\,\|\,"
-        r"\pi_\theta(\cdot\,|\,s))] \le \delta"],
+        r"\text{subject to}\ \ " + STATES + r"}[D_\text{KL}(\pi_{" + OLD
+        + r"}(\cdot\,|\,s)\,\|\,\pi_\theta(\cdot\,|\,s))] \le \delta"],
         "The trust region: the mean KL over the states, from the old policy to the new."),
     "gradient": ("App. C", TRPO + "appendix.C", [
         r"g = \nabla_\theta L(\theta)\,|_{\theta=" + OLD + "}"],
         "The surrogate's gradient at θ_old, which is the policy gradient."),
-    "eq-57": ("App. C.1, Eq. 57", TRPO + "appendix.C", [
-        r"A\,y = \nabla_\theta\,(\nabla_\theta\," + DKL + r" \cdot y)"],
-        "A is the Hessian of the mean KL, a matrix of millions of numbers that is never formed: "
-        "differentiating the KL twice gives its product with a vector."),
+    "fisher": ("App. C.1", TRPO + "appendix.C", [
+        r"A\,y = \nabla_\theta\,(\nabla_\theta\," + DKL + r" \cdot y)\,|_{\theta=" + OLD + "}"],
+        "A is the Hessian of the mean KL at θ_old. The paper multiplies by Jacobians; this is the "
+        "generic way that it names as the alternative: differentiate the KL twice. A itself is "
+        "never formed."),
     "cg": ("App. C", TRPO + "appendix.C", [r"s \approx A^{-1} g"],
-        "The search direction, by conjugate gradient: each iteration costs one product with A."),
+        "The search direction, by conjugate gradient: each iteration costs one product with A. "
+        "Not in the paper: 0.1 is added to A's diagonal, here and in the next row."),
     "beta": ("App. C", TRPO + "appendix.C", [r"\beta = \sqrt{2\delta\,/\,(s^T A\,s)}"],
-        "The longest step along s that the quadratic model of the KL allows."),
+        "The longest step along s within the quadratic model of the KL, ½ β² sᵀA s ≤ δ; with the "
+        "damping in A, a little shorter."),
     "line-search": ("App. C", TRPO + "appendix.C", [
+        r"\theta = " + OLD + r" + \beta\,s",
         r"L_{" + OLD + r"}(\theta) - \mathcal{X}[" + DKL + r" \le \delta]"],
-        "𝒳 is 0 where the condition holds and infinite elsewhere: the step shrinks until the "
-        "surrogate improves and the true KL is within δ."),
-    "critic": ("not in the paper", "", [r"(V(s_t) - V_t^\text{targ})^2"],
-        "The critic's regression, after the policy's step; Baselines' TRPO has it."),
+        "𝒳 is 0 where the condition holds and infinite elsewhere. β begins at its largest value "
+        "and shrinks until the surrogate is better than at θ_old and the true KL within δ."),
+    "critic": ("not in the paper: a critic", "", [r"(V(s_t) - V_t^\text{targ})^2"],
+        "Its regression, after the policy's step, as in Baselines."),
 }  # fmt: skip
 
 # --------------------------------------------------------------------------------------- Lines
 
-WHOLE = ("", "")  # of a definition: first and last line
 LOOP = ("train", "for iteration in", "run.log")
 GAE = [
-    ("eq-12", ("gae", "deltas =", "deltas =")),
+    ("eq-12", ("estimate_advantages", "next_values =", "next_values ="),
+              ("gae", "deltas =", "deltas =")),
     ("eq-11", ("gae", "decay =", "advantages[t] =")),
     ("targets", ("estimate_advantages", "batch.targets =", "batch.targets =")),
-]
+]  # fmt: skip
+NETWORK = [("ActorCritic", "self.actor =", "self.log_std ="),
+           ("ActorCritic", "out = self.actor", "self.critic(obs)")]  # fmt: skip
+SAMPLE = [("rollout", "for t in range", "policy(t, envs.obs)"),
+          ("numpy_policy", "if net.log_std is None", "noise = (noise.normal_"),
+          ("numpy_policy", "out = x @", "return out.argmax"),
+          ("rollout", "batch.pi, values =", "batch.values[:-1] =")]  # fmt: skip
 VIEWS = {  # script: (equation, (definition, a text of its first line, of its last), ...)
     "ppo_atari": [
         ("ppo-algorithm", LOOP),
@@ -151,11 +180,13 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
         ("act", ("act", "logits, values =", "log_probs ="),
                 ("rollout", "for t in range", "batch.log_probs[t]")),
         *GAE,
-        ("eq-6", ("ppo_loss", "log_pi =", "ratio = log_ratio")),
+        ("ratio", ("ppo_loss", "if norm_adv ==", "advantages = standardise"),
+                  ("ppo_loss", "log_pi =", "ratio = log_ratio")),
         ("eq-7", ("ppo_loss", "clipped =", "l_clip =")),
         ("eq-9", ("ppo_loss", "entropy =", "entropy ="),
                  ("ppo_loss", "value_errors =", "value_errors ="),
-                 ("ppo_loss", "l_vf =", "objective =")),
+                 ("ppo_loss", "l_vf =", "objective ="),
+                 ("ppo_loss", "return -objective", "return -objective")),
         ("alpha", ("anneal", "alpha =", "return")),
         ("epochs", ("update", "for _ in range", "optimizer.step()")),
     ],
@@ -163,40 +194,47 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
         ("ppo-algorithm", LOOP),
         ("table-3", ("SETTINGS", '"num-steps"', '"num-envs"')),
         ("table-1", ("SETTINGS", '"objective"', '"kl-beta"')),
-        ("network", ("ActorCritic", "self.actor =", "self.log_std ="),
-                    ("ActorCritic", "out = self.actor", "self.critic(obs)")),
-        ("act", ("rollout", "for t in range", "policy(t, envs.obs)"),
-                ("rollout", "batch.pi, values =", "batch.values[:-1] =")),
+        ("network", *NETWORK),
+        ("act", *SAMPLE),
         *GAE,
-        ("eq-6", ("ppo_loss", "ratio =", "ratio ="), ("surrogate", "l_cpi =", "l_cpi =")),
-        ("eq-7", ("surrogate", 'if objective == "clip"', "# Eq. 7")),
-        ("eq-8", ("ppo_loss", "kl =", "kl ="), ("surrogate", "# Eq. 8", "# Eq. 8")),
-        ("sec-4", ("Penalty", "def adapt", "self.beta *= 2")),
-        ("eq-9", ("ppo_loss", "l_vf =", "return -l_total")),
-        ("alpha", ("anneal", "alpha =", "return")),
+        ("ratio", ("ppo_loss", "if norm_adv ==", "advantages = standardise"),
+                  ("ppo_loss", "ratio =", "ratio =")),
+        ("cpi", ("surrogate", "l_cpi =", "l_cpi ="), ("ppo_loss", "l_policy =", "l_policy =")),
+        ("eq-7", ("surrogate", 'if objective == "clip"', "# Eq. 7"),
+                 ("ppo_loss", "l_policy =", "l_policy =")),
+        ("eq-8", ("ppo_loss", "kl =", "l_policy ="), ("surrogate", "# Eq. 8", "# Eq. 8")),
+        ("sec-4", ("diagnose", "kl = kl_div", "kl = kl_div"),
+                  ("diagnose", '"kl": kl.mean', '"kl": kl.mean'),
+                  ("train", 'if args.objective == "kl-adaptive"', "penalty.adapt"),
+                  ("Penalty", "def adapt", "self.beta *= 2")),
+        ("eq-9", ("ppo_loss", "l_policy =", "return -l_total")),
+        ("alpha-mujoco", ("anneal", "alpha =", "return")),
         ("epochs", ("update", "for _ in range(args.num_epochs)", "beta, args))"),
                    ("gradient_step", "pi, values =", "optimizer.step()")),
     ],
     "trpo_continuous": [
         ("trpo-algorithm", LOOP),
         ("trpo-settings", ("SETTINGS", '"max-kl"', '"gamma"')),
-        ("trpo-network", ("ActorCritic", "self.actor =", "self.log_std ="),
-                         ("ActorCritic", "out = self.actor", "self.critic(obs)")),
-        ("sec-5-1", ("rollout", "for t in range", "policy(t, envs.obs)"),
-                    ("rollout", "batch.pi, values =", "batch.log_probs =")),
+        ("trpo-network", *NETWORK),
+        ("sec-5-1", *SAMPLE),
         *GAE,
-        ("eq-14", ("surrogate", "ratio =", "return")),
+        ("eq-14", ("update", "if args.norm_adv", "advantages = standardise"),
+                  ("surrogate", "ratio =", "return")),
+        ("eq-14-kl", ("trust_region_step", "def measure", "kl_divergence"),
+                     ("line_search", "if 0 < improvement", "return fraction")),
         ("gradient", ("trust_region_step", "l_old =", "g =")),
-        ("eq-57", ("fisher_vector_product", "kl =", "return product")),
+        ("fisher", ("fisher_vector_product", "kl =", "return product"),
+                   ("trust_region_step", "if args.fvp_fraction", "product =")),
         ("cg", ("conjugate_gradient", "x = torch.zeros_like", "return x"),
-               ("trust_region_step", "s, residual =", "s, residual =")),
+               ("trust_region_step", "def damped", "s, residual =")),
         ("beta", ("trust_region_step", "s_a_s =", "s_a_s ="),
-                 ("trust_region_step", "full_step =", "full_step =")),
+                 ("trust_region_step", "# β s of App. C", "full_step =")),
         ("line-search", ("line_search", "old = flat", "return 0.0")),
-        ("eq-14-kl", ("trust_region_step", "def measure", "kl_divergence")),
         ("critic", ("fit_critic", "for _ in range", "optimizer.step()")),
     ],
 }  # fmt: skip
+# not in the paper: whole rows
+EXTRA = {"alpha-mujoco", "critic", *(f"trpo_continuous-{equation}" for equation, *_ in GAE)}
 
 SYMBOLS = [  # its LaTeX, the names that it has in the code
     (r"\gamma", "gamma"),
@@ -207,7 +245,7 @@ SYMBOLS = [  # its LaTeX, the names that it has in the code
     (A_T, "advantage advantages"),
     (r"\delta_t", "deltas"),
     (r"\delta", "max_kl"),
-    (r"\beta", "beta kl_beta full_step fraction"),
+    (r"\beta", "beta kl_beta"),
     ("c_1", "vf_coef"),
     ("c_2", "ent_coef"),
     ("T", "num_steps"),
@@ -221,20 +259,21 @@ SYMBOLS = [  # its LaTeX, the names that it has in the code
     ("r_t", "rewards"),
     ("S", "entropy"),
     (r"L^{\text{CLIP}}", "l_clip l_policy"),
-    (r"L^{\text{CPI}}", "l_cpi"),
-    (r"L^{\text{VF}}", "l_vf"),
+    (r"L_t^{\text{CLIP}}", "l_clip l_policy"),
+    (r"L^{\text{CPI}}", "l_cpi l_policy"),
+    (r"L^{\text{KLPEN}}", "l_policy"),
+    (r"L_t^{\text{VF}}", "l_vf"),
     (r"\text{KL}", "kl kl_divergence"),
     (r"D_\text{KL}", "kl kl_divergence"),
     (r"\overline{D}_\text{KL}", "kl"),
     ("d", "kl"),
     (r"d_\text{targ}", "kl_target"),
-    ("Q", "advantages"),
+    (r"Q_{" + OLD + "}", "advantages"),
     ("g", "g gradient b"),
     ("A", "product a_p damped"),
     ("y", "y"),
     ("s", "s"),
     ("s", "obs frames"),
-    (r"L_{" + OLD + "}", "improvement"),
 ]
 
 
@@ -329,7 +368,7 @@ def code(script, numbers, symbols=(), common=None, dedent=True):
     lines = [tokens(script)[n - 1] for n in numbers]
     texts = [text_of(line) for line in lines]
     margin = min((len(t) - len(t.lstrip()) for t in texts if t.strip()), default=0) * dedent
-    shown = []
+    shown, commented = [], False
     for n, line, text in zip(numbers, lines, texts, strict=True):
         parts, skip = [], margin
         for kind, part in line:
@@ -340,7 +379,9 @@ def code(script, numbers, symbols=(), common=None, dedent=True):
             css = f' class="{css}"' if css else ""
             part = html.escape(part, quote=False)
             parts.append(f"<span{css}{same}>{part}</span>" if css or same else part)
-        css = " extra" * ("not in the paper" in text.lower())
+        here = "not in the paper" in text.lower()
+        css = " extra" * (here or commented)  # a comment's lines, and the statement that follows
+        commented = (here or commented) and text.lstrip().startswith("#")
         css += " changed" * (common is not None and text not in common)
         number = f'<i aria-hidden="true">{n}</i>'
         shown.append(f'<span class="line{css}">{number}{"".join(parts)}\n</span>')
@@ -391,10 +432,11 @@ def row(script, equation, *places):
     figures = []
     for (name, *_), part in zip(places, numbers, strict=True):
         lines = f"line {part[0]}" if len(part) == 1 else f"lines {part[0]} to {part[-1]}"
-        link = f'<a href="../{script}.py#L{part[0]}">{script}.py, {lines}</a>'
-        figures.append(f"<figure><figcaption><code>{name}</code> {link}</figcaption>"
-                       f"{code(script, part, marks)}</figure>")  # fmt: skip
-    return f"""<section class="row" id="{script}-{equation}"><div class="paper"><h3>{title}</h3>
+        caption = f"<figcaption><code>{name}</code>, {lines}</figcaption>"
+        figures.append(f"<figure>{caption}{code(script, part, marks)}</figure>")
+    extra = " extra" * bool({equation, f"{script}-{equation}"} & EXTRA)
+    return f"""<section class="row{extra}" id="{script}-{equation}">
+<div class="paper"><h3>{title}</h3>
 {algorithm(script) if equation.endswith("algorithm") else body}<p>{prose(says)}</p>
 <ul class="keys">{"".join(keys)}</ul></div>
 <div class="code">{"".join(figures)}</div></section>
@@ -452,8 +494,8 @@ def page():
     """The whole page, as a string."""
     views = {script: (f"{script}.py", "".join(row(script, *places) for places in rows))
              for script, rows in VIEWS.items()}  # fmt: skip
-    words = "ppo_continuous.py and trpo_continuous.py from Algorithm to Update; definitions that "
-    words += "they share letter for letter are folded."
+    words = "The two scripts from train to update. Blue: lines that only one of them has. "
+    words += "Definitions that are the same in both are folded."
     folded = difference("ppo_continuous", "trpo_continuous")
     views["difference"] = "PPO ↔ TRPO", f"<p>{prose(words)}</p>{folded}"
     tabs, panels = "", ""
@@ -491,7 +533,8 @@ button { font: inherit; color: inherit; background: none; cursor: pointer;
 :focus-visible { outline: 2px solid var(--link); outline-offset: 2px }
 .row, .both { display: grid; gap: 1rem 2rem; border-top: 1px solid var(--rule); padding: 1.2rem 0 }
 .row { grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); scroll-margin-top: 4rem }
-.both { grid-template-columns: repeat(2, minmax(0, 1fr)) } .both pre { font-size: .7rem }
+.both { grid-template-columns: repeat(2, minmax(0, 1fr)) }
+.both pre { font-size: .7rem; white-space: pre-wrap } .both .line { width: auto }
 .paper { overflow-x: auto } .paper p { margin: .6rem 0 }
 math { font-size: 1.15em }
 .keys { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .4rem; margin: .6rem 0 }
@@ -501,7 +544,8 @@ pre { margin: .2rem 0; padding: .5rem 0; overflow-x: auto; background: var(--pan
   border-radius: .4rem; font: .8rem/1.5 ui-monospace, monospace }
 .line { display: block; width: max-content; min-width: 100%; box-sizing: border-box;
   padding-right: .8rem; border-left: 3px solid transparent }
-.extra { border-left-color: var(--extra) } .changed { background: var(--changed) }
+.extra { border-left-color: var(--extra) } .row.extra { border-left: 3px solid var(--extra);
+  padding-left: .8rem } .changed { background: var(--changed) }
 .line i { display: inline-block; width: 3em; padding-right: 1em; text-align: right;
   color: var(--soft); font-style: normal; user-select: none }
 .c { color: var(--comment) } .s { color: var(--string) } .k { color: var(--keyword) }

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "plots"))
 import side_by_side
 
 PAGE = side_by_side.PAGE.read_text()
-ROWS = dict(re.findall(r'<section class="row" id="(.*?)">(.*?)</section>', PAGE, re.S))
+ROWS = dict(re.findall(r'<section class="row.*?" id="(.*?)">(.*?)</section>', PAGE, re.S))
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 
 
@@ -34,7 +34,6 @@ def test_the_page_needs_nothing_from_elsewhere():
     assert addresses == {
         "https://arxiv.org/abs/1707.06347", "https://arxiv.org/abs/1502.05477",
         "https://arxiv.org/pdf/1707.06347", "https://arxiv.org/pdf/1502.05477",
-        "../ppo_atari.py", "../ppo_continuous.py", "../trpo_continuous.py",
     }  # fmt: skip
 
 
@@ -80,6 +79,24 @@ def test_the_papers_settings_are_the_defaults(module, equation, names):
     assert len(adam) == (equation in ("table-3", "table-5"))
     for mantissa, exponent in adam:
         assert float(f"{mantissa}e-{exponent}") == module.ROWS["learning_rate"][1]
+
+
+def test_what_is_not_in_the_paper_has_an_edge():
+    """A statement with the comment, or a comment and the statement that follows; whole rows."""
+    shown = re.findall(
+        r'<span class="line( extra)?"><i.*?/i>(.*?)\n</span>',
+        "".join(ROWS[f"ppo_atari-{name}"] for name in ("ppo-algorithm", "epochs")),
+    )
+    edged = [re.sub("<.*?>", "", line).strip() for extra, line in shown if extra]
+    assert [line.split("  #")[0].split(" =")[0] for line in edged] == [
+        "if run.at_checkpoint:",
+        "# not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)",
+        "grad_norm",
+    ]
+    assert set(re.findall(r'<section class="row extra" id="(.*?)">', PAGE)) == {
+        "ppo_continuous-alpha-mujoco", "trpo_continuous-critic",
+        *(f"trpo_continuous-{equation}" for equation in ("eq-12", "eq-11", "targets")),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("place, said", [
