@@ -109,7 +109,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("checkpoint-every", None, (int, 1), "ITERATIONS",
      "also restarts the games; default: about 15 times in a run"),
     ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 games"),
-    ("resume", None, (str,), "RUN_DIR", "go on with a run [the newest in runs/] and its settings; "
+    ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings; of them "
      "--total-steps (and with it α), --goal-score, --cuda and --threads can be changed"),
     ("evaluate", None, (str,), "RUN_DIR", "play with a run's best policy [the newest] or a file's"),
     ("episodes", 10, (int, 1), "GAMES", "games to evaluate"),
@@ -655,12 +655,13 @@ def save_checkpoint(path, state):
     write_whole(path, buffer.getbuffer())
 
 
-def newest_run(flag):
+def newest_run():
     """The folder in runs/ with this script's newest checkpoint."""
-    paths = Path("runs").glob(f"{Path(SCRIPT).stem}-*/checkpoint.pt")
-    newest = max(paths, key=os.path.getmtime, default=None)
+    found = [config.with_name("checkpoint.pt") for config in Path("runs").glob("*/config.json")
+             if f'"{SCRIPT}"' in config.read_text()]  # fmt: skip
+    newest = max(filter(Path.exists, found), key=os.path.getmtime, default=None)
     if newest is None:
-        fail(f"--{flag}: no run of {SCRIPT} in runs/; need its directory")
+        fail(f"--evaluate: no run of {SCRIPT} in runs/; need its directory")
     return str(newest.parent)
 
 
@@ -674,7 +675,7 @@ def load_checkpoint(path, flag):
         with warnings.catch_warnings(action="ignore"):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         if checkpoint["script"] == SCRIPT and checkpoint["settings"]:
-            return checkpoint | {"where": f"--{flag} {path}", "folder": str(path.parent)}
+            return checkpoint | {"where": f"--{flag} {path}", "path": path}
         why = f"is {checkpoint['script']}'s"
     except OSError as e:
         why = e.strerror
@@ -711,13 +712,14 @@ def evaluate(args, checkpoint):
     try:
         env = make_scalar_env(args.env_id, mode)
         if args.video:
-            folder = Path(checkpoint["folder"], "videos", time.strftime("%Y%m%d-%H%M%S"))
+            folder = checkpoint["path"].parent / "videos" / time.strftime("%Y%m%d-%H%M%S")
             env = RecordVideo(env, str(folder), lambda game: True, fps=15, disable_logger=True)
     except Exception as e:  # no display, no room
         fail(f"--{'render' if args.render else 'video' if args.video else 'evaluate'}: {e}", 1)
     meanings = env.unwrapped.get_action_meanings()
     net = ActorCritic(len(meanings), args.network, bf16=args.bf16).to(device)
     [step] = restore(checkpoint, "step", net=net)
+    print(f"playing {checkpoint['path']}", flush=True)
     scores = []
     for game in range(args.episodes):
         obs, info = env.reset(seed=args.seed if game == 0 else None)
@@ -734,7 +736,7 @@ def evaluate(args, checkpoint):
         print(f"game {game + 1}: score {score:g}, {length} steps", flush=True)
     env.close()
     print(f"{args.env_id}: {np.mean(scores):.1f} ± {np.std(scores):.1f} (mean ± std) over "
-          f"{len(scores)} games, with {args.evaluate}'s policy of step {step:,}")  # fmt: skip
+          f"{len(scores)} games, with the policy of step {step:,}")  # fmt: skip
     return scores
 
 
@@ -777,8 +779,8 @@ def make_parser(defaults):
         elif isinstance(kind, list):
             add(f"--{flag}", help=words, choices=kind)
         else:
-            optional = {"nargs": "?"} if flag in CHANGEABLE else {}  # None: the newest run
-            add(f"--{flag}", help=words, type=kind[0], metavar=symbol, **optional)
+            optional = "?" if flag == "evaluate" else None  # without a value: the newest run
+            add(f"--{flag}", help=words, type=kind[0], metavar=symbol, nargs=optional)
     return parser
 
 
@@ -803,7 +805,7 @@ def parse_args(argv=None):
         for name in given.keys() - CHANGEABLE[flag] - {flag}:
             fail(f"--{ROWS[name][0]}: --{flag} takes it from the checkpoint; leave it out")
         if given[flag] is None:
-            given[flag] = newest_run(flag)
+            given[flag] = newest_run()
         checkpoint = load_checkpoint(Path(given[flag]), flag)
         settings |= checkpoint["settings"] | {"run_dir": given[flag]}
         if flag == "evaluate":

@@ -89,7 +89,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("checkpoint-every", None, (int, 1), "ITERATIONS",
      "also restarts the episodes; default: about 15 times in a run"),
     ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 episodes"),
-    ("resume", None, (str,), "RUN_DIR", "go on with a run [the newest in runs/] and its settings; "
+    ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings; of them "
      "--total-steps, --goal-score and --threads can be changed"),
     ("evaluate", None, (str,), "RUN_DIR", "play with a run's best policy [the newest] or a file's"),
     ("episodes", 10, (int, 1), "EPISODES", "episodes to evaluate"),
@@ -749,12 +749,13 @@ def save_checkpoint(path, state):
     write_whole(path, buffer.getbuffer())
 
 
-def newest_run(flag):
+def newest_run():
     """The folder in runs/ with this script's newest checkpoint."""
-    paths = Path("runs").glob(f"{Path(SCRIPT).stem}-*/checkpoint.pt")
-    newest = max(paths, key=os.path.getmtime, default=None)
+    found = [config.with_name("checkpoint.pt") for config in Path("runs").glob("*/config.json")
+             if f'"{SCRIPT}"' in config.read_text()]  # fmt: skip
+    newest = max(filter(Path.exists, found), key=os.path.getmtime, default=None)
     if newest is None:
-        fail(f"--{flag}: no run of {SCRIPT} in runs/; need its directory")
+        fail(f"--evaluate: no run of {SCRIPT} in runs/; need its directory")
     return str(newest.parent)
 
 
@@ -768,7 +769,7 @@ def load_checkpoint(path, flag):
         with warnings.catch_warnings(action="ignore"):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         if checkpoint["script"] == SCRIPT and checkpoint["settings"]:
-            return checkpoint | {"where": f"--{flag} {path}", "folder": str(path.parent)}
+            return checkpoint | {"where": f"--{flag} {path}", "path": path}
         why = f"is {checkpoint['script']}'s"
     except OSError as e:
         why = e.strerror
@@ -810,13 +811,14 @@ def evaluate(args, checkpoint):
     [step] = restore(checkpoint, "step", net=net)  # the observations' moments too
     try:
         if args.video:
-            folder = Path(checkpoint["folder"], "videos", time.strftime("%Y%m%d-%H%M%S"))
+            folder = checkpoint["path"].parent / "videos" / time.strftime("%Y%m%d-%H%M%S")
             envs.envs[0] = RecordVideo(envs.envs[0], folder, lambda k: k < args.episodes,
                                        disable_logger=True)  # fmt: skip
         with warnings.catch_warnings(action="ignore"):  # GLFW's
             envs.reset(args.seed)
     except Exception as e:  # no display, no room
         fail(f"--{'render' if args.render else 'video' if args.video else 'evaluate'}: {e}", 1)
+    print(f"playing {checkpoint['path']}", flush=True)
     returns = []
     while len(returns) < args.episodes:
         pi = net.pi(net.normalise(torch.from_numpy(envs.obs)))
@@ -827,7 +829,7 @@ def evaluate(args, checkpoint):
             print(f"episode {len(returns)}: return {total:g}, {length} steps", flush=True)
     envs.envs[0].close()
     print(f"{args.env_id}: {np.mean(returns):.1f} ± {np.std(returns):.1f} (mean ± std) over "
-          f"{len(returns)} episodes, with {args.evaluate}'s policy of step {step:,}")  # fmt: skip
+          f"{len(returns)} episodes, with the policy of step {step:,}")  # fmt: skip
     return returns
 
 
@@ -870,8 +872,8 @@ def make_parser(defaults):
         elif isinstance(kind, list):
             add(f"--{flag}", help=words, choices=kind)
         else:
-            optional = {"nargs": "?"} if flag in CHANGEABLE else {}  # None: the newest run
-            add(f"--{flag}", help=words, type=kind[0], metavar=symbol, **optional)
+            optional = "?" if flag == "evaluate" else None  # without a value: the newest run
+            add(f"--{flag}", help=words, type=kind[0], metavar=symbol, nargs=optional)
     return parser
 
 
@@ -897,7 +899,7 @@ def parse_args(argv=None):
         for name in given.keys() - CHANGEABLE[flag] - {flag}:
             fail(f"--{ROWS[name][0]}: --{flag} takes it from the checkpoint; leave it out")
         if given[flag] is None:
-            given[flag] = newest_run(flag)
+            given[flag] = newest_run()
         checkpoint = load_checkpoint(Path(given[flag]), flag)
         settings |= checkpoint["settings"] | {"run_dir": given[flag]}
     elif alone := given.keys() & {"episodes", "deterministic", "render", "video"}:

@@ -1,6 +1,8 @@
 """What the scripts' command lines have in common."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from processes import Script
@@ -86,17 +88,22 @@ def test_the_choice_to_compile_is_kept_and_holds_on_resuming(
 
 
 @pytest.mark.parametrize("module", [ppo_atari, ppo_continuous, trpo_continuous])
-def test_without_a_path_the_newest_run_plays_and_goes_on(module, tmp_path, capsys, monkeypatch):
+def test_without_a_path_the_newest_run_plays(module, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script, small = Script(module), [*SMALL, *["--network", "paper"] * (module is ppo_atari)]
     assert script.refused(capsys, 2, ["--evaluate"], "--evaluate", "no run", "runs/")
-    for seed in (8, 7):  # the newest is not the last by name
-        script.main(*small, "--total-steps", 64, "--seed", seed)
-    (tmp_path / "runs/another_script-seed1").mkdir()
-    (tmp_path / "runs/another_script-seed1/checkpoint.pt").touch()
+    script.main(*small, "--total-steps", 64)
+    [older] = (tmp_path / "runs").iterdir()
+    newest = Path("runs/a run of this name")
+    script.main(*small, "--total-steps", 64, "--run-dir", newest)
+    older.touch()
+    for name, config in (("new", f'{{"script": "{script.name}.py"}}'), ("other", "{}")):
+        (tmp_path / "runs" / name).mkdir()  # begun just now, of another script
+        (tmp_path / "runs" / name / "config.json").write_text(config)
+    (tmp_path / "runs/other/checkpoint.pt").touch()
     capsys.readouterr()
     [score] = script.main("--evaluate", "--episodes", 1)
-    assert isinstance(score, float) and "-seed7-" in capsys.readouterr().out.splitlines()[-1]
-    script.main("--resume", "--total-steps", 96)
-    out = capsys.readouterr().out
-    assert "finished: 96 steps" in out and "-seed7-" in out
+    assert isinstance(score, float)
+    assert re.match(f"playing {newest}/(best|checkpoint).pt$", capsys.readouterr().out, re.M)
+    assert script.refused(capsys, 2, ["--evaluate", ""], "--evaluate", "need a whole checkpoint")
+    assert script.refused(capsys, 2, ["--resume"], "--resume", "expected one argument")

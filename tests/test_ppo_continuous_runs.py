@@ -256,8 +256,7 @@ def test_evaluate_prints_whole_episodes_and_records_a_video(finished, capsys):
     assert len(videos) == 2 and all(v.stat().st_size > 1000 for v in videos)
     assert {p.name: p.stat().st_mtime_ns for p in run_dir.iterdir() if p.name != "videos"} == before
     ppo_continuous.main(["--evaluate", str(run_dir / "best.pt"), "--episodes", "2"])
-    again = capsys.readouterr().out.replace(f"{run_dir}/best.pt", str(run_dir))
-    assert again == out  # the same seed, the same episodes
+    assert capsys.readouterr().out == out  # the same seed, the same episodes
 
 
 def test_render_without_a_display_says_so(finished, capsys, monkeypatch):
