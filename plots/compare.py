@@ -20,6 +20,7 @@ import json
 import os
 import sys
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -239,60 +240,34 @@ def draw(runs, out, statistic="mean", published=PUBLISHED, words=None):
     """
     tasks = sorted({run.env_id for run in runs})
     groups = list(dict.fromkeys(run.group for run in runs))
+    seeds = {group: Counter(run.env_id for run in runs if run.group == group and len(run.table))
+             for group in groups}  # fmt: skip
     columns = {1: 1, 2: 2, 3: 3, 4: 2}.get(len(tasks), 4)
     rows = -(-len(tasks) // columns)
     height = {1: 5, 2: 3.6, 3: 3}.get(columns, 2.4)
     figure = Figure(figsize=(9, 0.8 + height * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    legend, most, single, band = {}, 1, False, False
+    entries = {}  # of the legend
     for axes, env_id in zip(panels, tasks, strict=False):
-        everything = []
+        shown = []
         for k, group in enumerate(groups):
-            members = [r for r in runs if (r.env_id, r.group) == (env_id, group) and len(r.table)]
-            if not members:
-                continue
-            grid = np.linspace(0, max(r.table[-1, 0] for r in members), 400)
-            curves = np.stack([curve(r.table, grid) for r in members], axis=-1)
-            everything.append(curves)
-            most = max(most, len(members))
-            color, millions = f"C{k}", grid / 1e6
-            everyone = ~np.isnan(curves).any(axis=-1)
-            if 1 < len(members) < 5:
-                axes.plot(millions, curves, color=color, lw=0.7, alpha=0.6)
-                single = True
-            means = average(curves[everyone], statistic)
-            label = (words or {}).get(group, group)
-            width = 2.6 - 1.2 * k / max(1, len(groups) - 1)  # where curves meet, both are seen
-            [line] = axes.plot(millions[everyone], means, color=color, lw=width)
-            legend[f"{label}, {len(members)} seed{'s' * (len(members) > 1)}"] = line
-            if len(members) >= 5:
-                low, high = interval(curves[everyone], statistic)
-                axes.fill_between(millions[everyone], low, high, color=color, alpha=0.2, lw=0)
-                band = True
-        shown = [curves[len(grid) // 20 :] for curves in everything]  # not the untrained policy
+            members = [run for run in runs if (run.env_id, run.group) == (env_id, group)]
+            members = [run for run in members if len(run.table)]
+            if members:
+                width = 2.6 - 1.2 * k / max(1, len(groups) - 1)  # where curves meet, all are seen
+                line, curves = draw_curves(axes, members, statistic, f"C{k}", width)
+                shown.append(curves[20:])  # not the untrained policy
+                few, many = min(seeds[group].values()), max(seeds[group].values())
+                number = f"{few} to {many}" if few < many else many
+                entries[f"{(words or {}).get(group, group)}, {number} seed{'s' * (many > 1)}"] = (
+                    line
+                )
         scores = published_scores(env_id, groups, published)
-        shown += [np.array(score) for score, _, _, which in scores if which == 0]
-        if shown:
-            low, high = (f([f(x) for x in shown]) for f in (np.nanmin, np.nanmax))
-            reach = 0.25 * (high - low)  # a number far off would squeeze the curves
-            near = [score for score, *_ in scores if low - reach < score < high + reach]
-            low, high = min([low, *near]), max([high, *near])
-            margin = 0.05 * (high - low) or 1
-            axes.set_ylim(low - margin, high + margin)
-        for score, whose, color, which in scores:
-            if len(tasks) == 1:
-                style = ("--", ":")[which]
-                legend[f"{whose}: {score:g}"] = axes.axhline(score, ls=style, color=color, lw=1.2)
-            elif low - margin <= score <= high + margin:
-                [legend[whose]] = axes.plot(
-                    1, score, "<", color=color, mfc=(color, "none")[which], ls="none",
-                    ms=6 if color in ("C0", "gray") else 4,
-                    transform=axes.get_yaxis_transform(), clip_on=False, zorder=3,
-                )  # fmt: skip
+        entries |= draw_published(axes, scores, shown, triangles=len(tasks) > 1)
         axes.set_title(env_id, fontsize=10 if columns < 4 else 8.5)
         axes.tick_params(labelsize=9 if columns < 4 else 8)
         axes.set_xlim(left=0)
-    handles, names = list(legend.values()), list(legend)
+    handles, names = list(entries.values()), list(entries)
     if len(tasks) == 1:
         panels[0].legend(handles, names, fontsize=9)
     elif len(panels) > len(tasks):
@@ -303,13 +278,58 @@ def draw(runs, out, statistic="mean", published=PUBLISHED, words=None):
         figure.legend(handles, names, fontsize=9, loc="outside upper center", ncols=3)
     for axes in panels[len(tasks) :]:
         axes.axis("off")
+    numbers = {number for counts in seeds.values() for number in counts.values()}
     statistic = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
-    notes = [f"thick: {statistic} over seeds" * (most > 1), "thin: single seeds" * single,
-             "band: 95% bootstrap interval over seeds" * band]  # fmt: skip
+    notes = [f"thick: {statistic} over seeds" * (max(numbers, default=0) > 1),
+             "thin: single seeds" * any(1 < n < 5 for n in numbers),
+             "band: 95% bootstrap interval over seeds" * any(n >= 5 for n in numbers)]  # fmt: skip
     figure.supxlabel(f"million agent steps\n{'; '.join(filter(None, notes))}", fontsize=9)
     figure.supylabel("return, mean of the last 100 episodes", fontsize=9)
     save(figure, out)
     return figure
+
+
+def draw_curves(axes, runs, statistic, color, width):
+    """A group's curves on one task. Returns the thick one and those of single runs, (400, runs)."""
+    grid = np.linspace(0, max(run.table[-1, 0] for run in runs), 400)
+    curves, millions = np.stack([curve(run.table, grid) for run in runs], axis=-1), grid / 1e6
+    everyone = ~np.isnan(curves).any(axis=-1)
+    if 1 < len(runs) < 5:
+        axes.plot(millions, curves, color=color, lw=0.7, alpha=0.6)
+    elif len(runs) >= 5:
+        low, high = interval(curves[everyone], statistic)
+        axes.fill_between(millions[everyone], low, high, color=color, alpha=0.2, lw=0)
+    means = average(curves[everyone], statistic)
+    [line] = axes.plot(millions[everyone], means, color=color, lw=width)
+    return line, curves
+
+
+def draw_published(axes, scores, shown, triangles):
+    """Fit the panel's height to the curves `shown`, the first published number of each algorithm
+    and others near them; and draw those in sight. Returns {label: line or triangle}."""
+    shown = [*shown, *(np.array(score) for score, _, _, which in scores if which == 0)]
+    if not shown:
+        return {}
+    low, high = (f([f(x) for x in shown]) for f in (np.nanmin, np.nanmax))
+    reach = 0.25 * (high - low)  # a number far off would squeeze the curves
+    near = [score for score, *_ in scores if low - reach < score < high + reach]
+    low, high = min([low, *near]), max([high, *near])
+    margin = 0.05 * (high - low) or 1
+    axes.set_ylim(low - margin, high + margin)
+    entries = {}
+    for score, whose, color, which in scores:
+        if not low <= score <= high:
+            continue
+        if not triangles:
+            style = ("--", ":", "-.")[which % 3]
+            entries[f"{whose}: {score:g}"] = axes.axhline(score, ls=style, color=color, lw=1.2)
+        else:  # of two sizes, so that both are seen where they coincide
+            [entries[whose]] = axes.plot(
+                1, score, "<", color=color, mfc="none" if which else color, ls="none",
+                ms=4 if color == "C1" else 6, transform=axes.get_yaxis_transform(),
+                clip_on=False, zorder=3,
+            )  # fmt: skip
+    return entries
 
 
 def save(figure, out):

@@ -126,8 +126,12 @@ EXPERIMENTS = {
         Variant("plain", "table1-plain/clip-0.2", PPO, MUJOCO, PLAIN, "the paper's alone"),
     ],
     "objectives": [
-        row_of_table1(row, ("HalfCheetah-v5",))
-        for row in ("none", "clip-0.2", "kl-adaptive-0.01", "kl-fixed-1")
+        row_of_table1(row, ("HalfCheetah-v5",))._replace(words=words)
+        for row, words in (
+            ("none", "neither clipped nor penalised"), ("clip-0.2", "clipped, ε 0.2"),
+            ("kl-adaptive-0.01", "adaptive KL penalty, target 0.01"),
+            ("kl-fixed-1", "fixed KL penalty, β 1"),
+        )
     ],
     "table1": [RANDOM, *map(row_of_table1, TABLE1)],
     "table1-plain": [
@@ -558,6 +562,13 @@ def draw_table1(readings, tasks, out):
     compare.save(figure, out)
 
 
+def words_for(experiment, group):
+    """What a group's curve is called: its variant's words, and the flags added to it."""
+    names = {variant.name: variant.words for variant in EXPERIMENTS[experiment]}
+    name = max((name for name in names if f"{group}-".startswith(f"{name}-")), key=len)
+    return (names[name] or name) + group.removeprefix(name).replace("-bf16", ", bfloat16")
+
+
 def report(experiment, args):
     """Draw an experiment's picture and print its table, of what data there are."""
     curves, scores, notes = gather(experiment, args)
@@ -570,13 +581,7 @@ def report(experiment, args):
     else:
         print(score_table(scores, published))
     if curves and not experiment.startswith("table1"):
-        words = {}
-        for variant in EXPERIMENTS[experiment]:
-            for group in {run.group for run in curves}:
-                added = group.removeprefix(variant.name)
-                if added != group and added[:1] in ("", "-"):
-                    added = added.replace("-bf16", ", bfloat16")
-                    words[group] = (variant.words or variant.name) + added
+        words = {run.group: words_for(experiment, run.group) for run in curves}
         compare.draw(curves, out, published=published, words=words)
     print("\n".join(notes))
 

@@ -255,7 +255,7 @@ SYMBOLS = [  # its LaTeX, the names that it has in the code
     ("V", "values next_values critic value_head"),
     (r"V_t^\text{targ}", "targets"),
     (r"\pi_\theta", "pi log_pi policy_head actor"),
-    (r"\pi_{" + OLD + "}", "log_probs policy old"),
+    (r"\pi_{" + OLD + "}", "log_probs policy"),
     ("r_t", "rewards"),
     ("S", "entropy"),
     (r"L^{\text{CLIP}}", "l_clip l_policy"),
@@ -263,13 +263,13 @@ SYMBOLS = [  # its LaTeX, the names that it has in the code
     (r"L^{\text{CPI}}", "l_cpi l_policy"),
     (r"L^{\text{KLPEN}}", "l_policy"),
     (r"L_t^{\text{VF}}", "l_vf"),
+    ("d", "kl"),
     (r"\text{KL}", "kl kl_divergence"),
     (r"D_\text{KL}", "kl kl_divergence"),
     (r"\overline{D}_\text{KL}", "kl"),
-    ("d", "kl"),
     (r"d_\text{targ}", "kl_target"),
     (r"Q_{" + OLD + "}", "advantages"),
-    ("g", "g gradient b"),
+    ("g", "g b"),
     ("A", "product a_p damped"),
     ("y", "y"),
     ("s", "s"),
@@ -295,33 +295,60 @@ def text_of(line):
 
 
 @cache
-def definitions(script):
-    """{name of a top-level definition: its first and last line, from 1}."""
-    found = {}
-    for node in ast.parse((ROOT / f"{script}.py").read_text()).body:
-        names = [node.name] if hasattr(node, "name") else []
-        if isinstance(node, ast.Assign):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-        found |= dict.fromkeys(names, (node.lineno, node.end_lineno))
-    return found
+def statements(script):
+    """All statements, of whatever depth."""
+    tree = ast.parse((ROOT / f"{script}.py").read_text())
+    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+
+
+def statement(script, number):
+    """The innermost statement on a line."""
+    return min((node for node in statements(script) if node.lineno <= number <= node.end_lineno),
+               key=lambda node: node.end_lineno - node.lineno)  # fmt: skip
+
+
+def definition(script, name):
+    """The numbers of the lines of a function, a class or a constant."""
+    for node in statements(script):
+        target = node.targets[0] if isinstance(node, ast.Assign) else node
+        if node.col_offset == 0 and name in (getattr(target, key, 0) for key in ("name", "id")):
+            return range(node.lineno, node.end_lineno + 1)
+    raise ValueError(f"{script}.py has no {name}")
 
 
 def excerpt(script, name, first, last):
     """The numbers of the lines of a definition from the first that holds one text to the next
-    that holds another, with the rest of that statement."""
-    start, end = definitions(script)[name]
-    lines = tokens(script)
-    holds = [n for n in range(start, end + 1) if first in text_of(lines[n - 1])]
-    if not holds:
+    that holds another, with the rest of its statement unless that has a body."""
+    lines = [(n, text_of(tokens(script)[n - 1])) for n in definition(script, name)]
+    start = next((n for n, text in lines if first in text), None)
+    if start is None:
         raise ValueError(f"{script}.{name}: no line holds {first!r}")
-    stops = [n for n in range(holds[0], end + 1) if last in text_of(lines[n - 1])]
-    if not stops:
+    stop = next((n for n, text in lines if n >= start and last in text), None)
+    if stop is None:
         raise ValueError(f"{script}.{name}: after {first!r} no line holds {last!r}")
-    stop = stops[0]
-    while sum(text_of(line).count(c) * sign for line in lines[holds[0] - 1 : stop]
-              for c, sign in (("(", 1), ("[", 1), (")", -1), ("]", -1))) > 0:  # fmt: skip
-        stop += 1
-    return range(holds[0], stop + 1)
+    node = statement(script, stop)
+    return range(start, 1 + (stop if hasattr(node, "body") else node.end_lineno))
+
+
+@cache
+def not_in_the_paper(script):
+    """The numbers of the lines whose comment says so, with their statements or, below a line that
+    is all comment, the next one."""
+    found = set()
+    for n, line in enumerate(tokens(script), 1):
+        for kind, text in line:
+            if "not in the paper" not in text.lower():
+                continue
+            if kind in String.Doc:
+                found.add(n)
+            elif kind in Comment and text_of(line).lstrip().startswith("#"):
+                after = (node for node in statements(script) if node.lineno > n)
+                node = min(after, key=lambda node: node.lineno)
+                found |= {*range(n, node.end_lineno + 1)}
+            elif kind in Comment:
+                node = statement(script, n)
+                found |= {*range(node.lineno, node.end_lineno + 1)}
+    return found
 
 
 # ---------------------------------------------------------------------------------------- HTML
@@ -354,13 +381,19 @@ CONTENTS = [content(ET.fromstring(formula(latex, {}))) for latex, _ in SYMBOLS]
 
 
 def symbols_of(formulas, words):
-    """[(a symbol's number, its names)] of those that both formulas and code, its words, have."""
+    """[(a symbol's number, its names)] of those that both formulas and code, its words, have; a
+    name belongs to the first of its symbols."""
     marked = "".join(
         formula(latex, dict(zip(CONTENTS, CONTENTS, strict=True))) for latex in formulas
     )
     found = {html.unescape(text) for text in re.findall('data-s="(.*?)"', marked)}
-    both = [(k, words & set(names.split())) for k, (_, names) in enumerate(SYMBOLS)]
-    return [(k, names) for k, names in both if names and CONTENTS[k] in found]
+    symbols, free = [], set(words)
+    for k, (_, names) in enumerate(SYMBOLS):
+        names = free & set(names.split()) if CONTENTS[k] in found else set()
+        if names:
+            symbols.append((k, names))
+            free -= names
+    return symbols
 
 
 def code(script, numbers, symbols=(), common=None, dedent=True):
@@ -368,7 +401,7 @@ def code(script, numbers, symbols=(), common=None, dedent=True):
     lines = [tokens(script)[n - 1] for n in numbers]
     texts = [text_of(line) for line in lines]
     margin = min((len(t) - len(t.lstrip()) for t in texts if t.strip()), default=0) * dedent
-    shown, commented = [], False
+    shown = []
     for n, line, text in zip(numbers, lines, texts, strict=True):
         parts, skip = [], margin
         for kind, part in line:
@@ -379,13 +412,11 @@ def code(script, numbers, symbols=(), common=None, dedent=True):
             css = f' class="{css}"' if css else ""
             part = html.escape(part, quote=False)
             parts.append(f"<span{css}{same}>{part}</span>" if css or same else part)
-        here = "not in the paper" in text.lower()
-        css = " extra" * (here or commented)  # a comment's lines, and the statement that follows
-        commented = (here or commented) and text.lstrip().startswith("#")
+        css = " extra" * (n in not_in_the_paper(script))
         css += " changed" * (common is not None and text not in common)
         number = f'<i aria-hidden="true">{n}</i>'
         shown.append(f'<span class="line{css}">{number}{"".join(parts)}\n</span>')
-    return f'<pre tabindex="0"><code>{"".join(shown)}</code></pre>'
+    return f"<pre><code>{''.join(shown)}</code></pre>"
 
 
 def prose(text):
@@ -444,50 +475,42 @@ def row(script, equation, *places):
 
 
 def difference(one, other):
-    """The paper's parts of two scripts, side by side, with what is the same folded away."""
-    (a, texts_a), (b, texts_b) = (papers_part(script) for script in (one, other))
-    matcher = difflib.SequenceMatcher(None, texts_a, texts_b, autojunk=False)
-    blocks = []  # [whether the same, first and last line of one, of the other]
-
-    def add(same, *lines):
-        if blocks and blocks[-1][0] is same is False:
-            blocks[-1][2::2] = lines[1::2]
-        else:
-            blocks.append([same, *lines])
-
-    for tag, a0, a1, b0, b1 in matcher.get_opcodes():
-        a2, b2 = a1, b1  # from here on the same, if it is whole definitions
-        if tag == "equal":
-            starts = (n for n in range(a0, a1) if re.match("def |class |@|# -", texts_a[n]))
-            a2 = next(starts, a1)
-            a2 = a2 if a1 - a2 > 5 else a1
-            b2 = b1 - (a1 - a2)
-        add(False, a0, a2, b0, b2)
-        if a2 < a1:
-            add(True, a2, a1, b2, b1)
+    """The paper's parts of two scripts, side by side; definitions that both have are folded."""
+    parts = [papers_part(script) for script in (one, other)]
+    texts = [[text for _, _, text in part] for part in parts]
     shown = []
-    for same, a0, a1, b0, b1 in blocks:
-        left, right = range(a + a0, a + a1), range(b + b0, b + b1)
-        if same:
-            names = re.findall(r"^(?:def|class) (\w+)", "\n".join(texts_a[a0:a1]), re.M)
-            names = ": " + ", ".join(names) if names else ""
-            shown.append(f"<details><summary>{a1 - a0} lines are the same{names}</summary>"
-                         f"{code(one, left, dedent=False)}</details>")  # fmt: skip
+    for tag, a0, a1, b0, b1 in difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
+        spans = (parts[0][a0:a1], parts[1][b0:b1])
+        lines = [range(span[0][1][0], span[-1][1][-1] + 1) if span else range(0) for span in spans]
+        if tag == "equal":
+            names = ", ".join(name for name, _, _ in spans[0])
+            shown.append(f"<details><summary>{len(lines[0])} lines are the same: {names}</summary>"
+                         f"{code(one, lines[0], dedent=False)}</details>")  # fmt: skip
             continue
-        common = set(texts_a[a0:a1]) & set(texts_b[b0:b1])
-        sides = [f"<figure><figcaption>{script}.py</figcaption>"
-                 f"{code(script, numbers, common=common, dedent=False)}</figure>"
-                 for script, numbers in ((one, left), (other, right))]  # fmt: skip
-        shown.append(f'<section class="both">{"".join(sides)}</section>')
+        own = [{text_of(tokens(script)[n - 1]) for n in numbers}
+               for script, numbers in zip((one, other), lines, strict=True)]  # fmt: skip
+        figures = [f"<figure><figcaption>{script}.py</figcaption>"
+                   f"{code(script, numbers, common=own[0] & own[1], dedent=False)}</figure>"
+                   for script, numbers in zip((one, other), lines, strict=True)]  # fmt: skip
+        shown.append(f'<section class="both">{"".join(figures)}</section>')
     return "".join(shown)
 
 
 def papers_part(script):
-    """The number of its first line, from train on, and its lines."""
-    texts = [text_of(line) for line in tokens(script)]
-    first = next(n for n, text in enumerate(texts) if text.startswith("def train"))
-    last = next(n for n, text in enumerate(texts) if text.startswith("# ======"))
-    return first + 1, texts[first:last]
+    """[(name, numbers of the lines, text)] of the definitions from train to the end of Update."""
+    lines = [text_of(line) for line in tokens(script)]
+    end = next(n for n, text in enumerate(lines) if text.startswith("# ======"))
+    found = []
+    for node in sorted(statements(script), key=lambda node: node.lineno):
+        if (
+            node.col_offset == 0
+            and node.lineno < end
+            and (found or getattr(node, "name", "") == "train")
+        ):
+            first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
+            numbers = range(first, node.end_lineno + 1)
+            found.append((node.name, numbers, "\n".join(lines[first - 1 : node.end_lineno])))
+    return found
 
 
 def page():
@@ -534,7 +557,6 @@ button { font: inherit; color: inherit; background: none; cursor: pointer;
 .row, .both { display: grid; gap: 1rem 2rem; border-top: 1px solid var(--rule); padding: 1.2rem 0 }
 .row { grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); scroll-margin-top: 4rem }
 .both { grid-template-columns: repeat(2, minmax(0, 1fr)) }
-.both pre { font-size: .7rem; white-space: pre-wrap } .both .line { width: auto }
 .paper { overflow-x: auto } .paper p { margin: .6rem 0 }
 math { font-size: 1.15em }
 .keys { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: .4rem; margin: .6rem 0 }
@@ -544,24 +566,29 @@ pre { margin: .2rem 0; padding: .5rem 0; overflow-x: auto; background: var(--pan
   border-radius: .4rem; font: .8rem/1.5 ui-monospace, monospace }
 .line { display: block; width: max-content; min-width: 100%; box-sizing: border-box;
   padding-right: .8rem; border-left: 3px solid transparent }
-.extra { border-left-color: var(--extra) } .row.extra { border-left: 3px solid var(--extra);
-  padding-left: .8rem } .changed { background: var(--changed) }
+.extra { border-left-color: var(--extra) }
+.row.extra { border-left: 3px solid var(--extra); padding-left: .8rem }
+.changed { background: var(--changed); border-right: 3px solid var(--link) }
 .line i { display: inline-block; width: 3em; padding-right: 1em; text-align: right;
-  color: var(--soft); font-style: normal; user-select: none }
+  color: var(--soft); font-style: normal; user-select: none; text-indent: 0 }
+.both pre { font-size: .7rem; white-space: pre-wrap }
+.both .line { width: auto; padding-left: 4em; text-indent: -4em }
 .c { color: var(--comment) } .s { color: var(--string) } .k { color: var(--keyword) }
 .m { color: var(--number) } .f { color: var(--name) }
 [data-s] { border-radius: .2rem } .code [data-s], math [data-s] { cursor: help }
 .code [data-s] { text-decoration: underline dotted var(--soft); text-underline-offset: .2em }
-.on { background: var(--mark) }
+.on { background: var(--mark); outline: 2px solid var(--link) }
 .algorithm { border-spacing: 0; font-size: .9rem } .algorithm td { padding: 0 .6rem 0 0;
   vertical-align: top } .algorithm code { font-size: .85rem }
 details { border-top: 1px solid var(--rule); padding: .6rem 0 } summary { color: var(--soft) }
-[hidden] { display: none }
-@media (max-width: 60rem) { body { padding: 1rem }
-  .row, .both { grid-template-columns: minmax(0, 1fr) } }
+[hidden] { display: none } main { scroll-margin-top: 4rem }
+@media (max-width: 60rem) { body { padding: 1rem } nav { position: static }
+  .row, .both { grid-template-columns: minmax(0, 1fr) } .row { scroll-margin-top: 0 } }
 @media print { nav { display: none } .row, .both { display: block; break-inside: avoid }
-  pre { white-space: pre-wrap; font-size: .7rem } }
+  pre { white-space: pre-wrap; overflow: visible; font-size: .7rem } .line { width: auto }
+  .changed, .extra { print-color-adjust: exact } }
 </style>
+<noscript><style>nav, .keys { display: none }</style></noscript>
 <h1>PPO and TRPO: paper and code, side by side</h1>
 <p>The equations of <a href="https://arxiv.org/abs/1707.06347">PPO</a> and
 <a href="https://arxiv.org/abs/1502.05477">TRPO</a>, and the lines that compute them. Point at a
@@ -576,6 +603,9 @@ function show(tab) {
     t.setAttribute("aria-selected", t === tab);
     t.tabIndex = t === tab ? 0 : -1;
     document.getElementById(t.getAttribute("aria-controls")).hidden = t !== tab;
+  }
+  for (const box of document.querySelectorAll("pre")) {  // what scrolls is reached by keyboard
+    box.tabIndex = box.scrollWidth > box.clientWidth ? 0 : -1;
   }
 }
 function named() {  // by the address: #trpo_continuous, #ppo_atari-eq-7
@@ -592,6 +622,7 @@ for (const tab of tabs) {
   tab.addEventListener("click", () => {
     history.replaceState(null, "", "#" + tab.id.slice(4));
     show(tab);
+    document.querySelector("main").scrollIntoView();
   });
   tab.addEventListener("keydown", event => {
     const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
@@ -621,8 +652,15 @@ for (const button of document.querySelectorAll(".keys button")) {
   button.setAttribute("aria-pressed", false);
   button.addEventListener("click", () => { kept = kept === button ? null : button; mark(button) });
 }
-for (const type of ["mouseover", "focusin"]) {
-  document.addEventListener(type, event => mark(event.target.closest("[data-s]")));
+for (const type of ["mouseover", "focusin", "focusout"]) {
+  document.addEventListener(type, event => {
+    const pointed = type === "mouseover" && event.target.closest("[data-s]");
+    mark(pointed || document.activeElement.closest("[data-s]"));
+  });
+}
+for (const box of document.querySelectorAll("pre")) {
+  box.setAttribute("role", "region");
+  box.setAttribute("aria-label", box.previousElementSibling.textContent);
 }
 </script>
 </html>

@@ -229,19 +229,28 @@ def test_a_second_published_number_near_the_curves_is_in_the_picture(tmp_path):
 
 
 def test_of_several_tasks_a_published_number_is_a_triangle_at_the_right_edge(tmp_path):
-    table = np.column_stack((np.arange(1, 300), np.linspace(0, 4000, 299), np.ones(299)))
+    """In its algorithm's colour, the second one open; none for a number out of sight."""
+    table = np.column_stack((np.arange(1, 300), np.linspace(2500, 4000, 299), np.ones(299)))
     runs = [
         compare.Run(name, task, 1, table)
         for name in ("ppo", "trpo")
         for task in ("Hopper-v5", "Walker2d-v5", "Unknown-v5")
     ]
     figure = compare.draw(runs, tmp_path / "picture")
-    for axes, expected in zip(
-        figure.axes, ({2316.2, 2330, 1912.9, 2100}, set(), {3425, 3460, 2342.6, 1100}), strict=True
-    ):
+    assert [axes.get_title() for axes in figure.axes] == ["Hopper-v5", "Unknown-v5", "Walker2d-v5"]
+    for axes, expected in zip(figure.axes, (
+        {("C0", True, 2316.2), ("C0", False, 2330), ("C1", True, 1912.9), ("C1", False, 2100)},
+        set(), {("C0", True, 3425), ("C0", False, 3460), ("C1", True, 2342.6)},  # not 1100
+    ), strict=True):  # fmt: skip
         marks = [line for line in axes.lines if line.get_marker() == "<"]
-        assert {line.get_ydata()[0] for line in marks} == expected
-        assert all(line.get_xdata()[0] == 1 for line in marks)  # of the panel's width
+        assert expected == {
+            (m.get_color(), m.get_markerfacecolor() == m.get_color(), m.get_ydata()[0])
+            for m in marks
+        }
+        for mark in marks:
+            place = mark.get_transform().transform((1, mark.get_ydata()[0]))
+            across, up = axes.transAxes.inverted().transform(place)
+            assert across == pytest.approx(1) and 0 <= up <= 1 and not mark.get_clip_on()
     [legend] = figure.legends
     assert {text.get_text() for text in legend.texts} == {
         "ppo, 1 seed", "trpo, 1 seed", "OpenAI's Baselines, PPO", "OpenAI's Baselines, TRPO",
@@ -249,19 +258,47 @@ def test_of_several_tasks_a_published_number_is_a_triangle_at_the_right_edge(tmp
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("seeds", [1, 3, 5])
+@pytest.mark.parametrize("seeds", [1, 3, 4, 5])
 def test_single_seeds_are_thin_curves_and_five_have_a_band(seeds, tmp_path):
     steps = np.arange(1, 301)
     runs = [compare.Run("ppo", "Hopper-v5", seed, np.column_stack((steps, steps * seed, steps)))
             for seed in range(1, seeds + 1)]  # fmt: skip
     [axes] = compare.draw(runs, tmp_path / "picture", words={"ppo": "the defaults"}).axes
     curves = [line for line in axes.lines if len(line.get_xdata()) > 2]
-    assert len(curves) == {1: 1, 3: 4, 5: 1}[seeds] and len(axes.collections) == (seeds == 5)
+    assert len(curves) == {1: 1, 3: 4, 4: 5, 5: 1}[seeds]
+    assert len(axes.collections) == (seeds == 5)
     thick = max(curves, key=lambda line: line.get_linewidth())
     assert thick.get_xdata()[-1] == pytest.approx(300e-6)  # millions
     assert thick.get_ydata()[-1] == pytest.approx(250.5 * (1 + seeds) / 2)
     first = axes.get_legend().texts[0].get_text()
     assert first == f"the defaults, {seeds} seed{'s' * (seeds > 1)}"
+
+
+def test_a_mean_reaches_as_far_as_all_its_seeds(tmp_path):
+    """Here the interquartile mean, of eight seeds of which one ends early."""
+    steps = np.arange(1, 301)
+    scores = np.array([1, 2, 3, 4, 5, 6, 70, 80])
+    runs = [compare.Run("ppo", "X", seed, np.column_stack((steps, steps * 0 + score, steps)))
+            for seed, score in enumerate(scores)]  # fmt: skip
+    runs[0] = runs[0]._replace(table=runs[0].table[:200])
+    [axes] = compare.draw(runs, tmp_path / "picture", "iqm").axes
+    [line] = axes.lines
+    assert line.get_xdata()[-1] == pytest.approx(200e-6, abs=1e-6)
+    assert line.get_ydata()[-1] == pytest.approx(compare.interquartile_mean(scores)) == 4.5
+    low, high = axes.collections[0].get_datalim(axes.transData).intervaly
+    assert (low, high) == pytest.approx(compare.interval(scores[None], "iqm").flat)
+
+
+def test_a_group_of_unequal_numbers_of_seeds_is_one_entry_of_the_legend(tmp_path):
+    table = np.column_stack((np.arange(1, 300), np.ones(299), np.ones(299)))
+    runs = [compare.Run("ppo", task, seed, table) for task, seed in (("A", 1), ("A", 2), ("B", 1))]
+    published = {str(k): {"PPO": {"A": 1 + k / 10}} for k in range(4)}  # four, one out of sight
+    published["far"] = {"PPO": {"A": 99}}
+    figure = compare.draw(runs, tmp_path / "picture", published=published)
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.texts][0] == "ppo, 1 to 2 seeds"
+    [axes] = compare.draw(runs[:1], tmp_path / "one", published=published).axes
+    assert "far: 99" not in {text.get_text() for text in axes.get_legend().texts}
 
 
 def test_committed_data_can_be_read():

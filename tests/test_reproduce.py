@@ -527,6 +527,17 @@ def test_table_1(tmp_path, capsys):
     assert "kl-fixed-10" not in (tmp_path / "table1.svg").read_text()
 
 
+@pytest.mark.parametrize("experiment, group, words", [
+    ("breakout", "nature", "the defaults"),
+    ("breakout", "nature-bf16", "the defaults, bfloat16"),
+    ("breakout", "lr-1e-3-paper-bf16", "Sec. 6.4's network, step size 1e-3, bfloat16"),
+    ("objectives", "clip-0.2", "clipped, ε 0.2"),
+    ("precision", "float32", "float32"),
+])  # fmt: skip
+def test_curves_are_named_in_words(experiment, group, words):
+    assert reproduce.words_for(experiment, group) == words
+
+
 def test_without_data_nothing_is_drawn(tmp_path, capsys):
     for experiment in reproduce.EXPERIMENTS:
         reproduce.main([experiment, "--draw-only", f"--data-dir={tmp_path}", f"--out={tmp_path}"])
