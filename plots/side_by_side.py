@@ -501,12 +501,8 @@ def papers_part(script):
     lines = [text_of(line) for line in tokens(script)]
     end = next(n for n, text in enumerate(lines) if text.startswith("# ======"))
     found = []
-    for node in sorted(statements(script), key=lambda node: node.lineno):
-        if (
-            node.col_offset == 0
-            and node.lineno < end
-            and (found or getattr(node, "name", "") == "train")
-        ):
+    for node in statements(script):
+        if node.col_offset == 0 and definition(script, "train")[0] <= node.lineno < end:
             first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
             numbers = range(first, node.end_lineno + 1)
             found.append((node.name, numbers, "\n".join(lines[first - 1 : node.end_lineno])))
