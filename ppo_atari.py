@@ -153,7 +153,7 @@ def train(args, checkpoint=None):
             episodes = rollout(games, policy, batch)  # lines 2, 3
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
             stats = update(loss, net, optimizer, batch, learning_rate, clip_eps, args)  # line 6
-            run.log(gather(episodes), stats)
+            run.log(gather(episodes), stats)  # those of all torchrun's processes
 
 
 # ------------------------------------------------------------------------------------- Network
@@ -875,7 +875,7 @@ def together(collective, *args):
         try:
             collective(*args)
         except RuntimeError as e:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, before the error is told
             raise ConnectionError("another process has ended, or hangs") from e
 
 

@@ -372,8 +372,7 @@ def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef
     l_policy = surrogate(objective, ratio, advantages, kl, clip_eps, beta).mean()
     l_vf = (values - minibatch.targets).square().mean()  # without ½, as in the paper
 
-    # Sec. 6.1: no weights are shared, and Adam all but undoes c1; yet --max-grad-norm clips the
-    # gradient of both
+    # Sec. 6.1: without shared weights c1 matters only through Adam's ε and --max-grad-norm
     l_total = l_policy - vf_coef * l_vf  # Eq. 9
     if ent_coef:
         l_total = l_total + ent_coef * pi.entropy().mean()

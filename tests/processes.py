@@ -207,7 +207,7 @@ def full_disk():
     bytes, until the context is over."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def allow_files_of(size, *_):
+    def allow_files_of(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
 
     try:

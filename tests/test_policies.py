@@ -1,27 +1,35 @@
-"""plots/policies: trained policies that play at once."""
+"""plots/policies: trained policies that play at once, of the commands that plots/README.md says."""
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-POLICIES = sorted((ROOT / "plots/policies").glob("*.pt"))
+ROWS = re.findall(r"^\| `(\w+)\.pt` \| `(\w+)\.py ?(.*)` \| ([\d.]+) \|$",
+                  (ROOT / "plots/README.md").read_text(), re.M)  # fmt: skip
 SOLVED = {"cartpole": 475, "lunarlander": 200, "halfcheetah": 1500}
+MACHINE = {"run_dir", "compile", "evaluate"}  # settings that another run may have otherwise
 
 
-def test_every_policy_is_tested():
-    assert {path.stem for path in POLICIES} == SOLVED.keys()
+def test_every_policy_is_in_the_table():
+    policies = {path.stem for path in (ROOT / "plots/policies").glob("*.pt")}
+    assert policies == {name for name, *_ in ROWS} == SOLVED.keys()
 
 
-@pytest.mark.parametrize("path", POLICIES, ids=lambda path: path.stem)
-def test_a_policy_plays_and_has_learned(path, capsys):
+@pytest.mark.parametrize("name, script, flags, score", ROWS)
+def test_a_policy_is_of_the_command_and_has_learned(name, script, flags, score, capsys):
     """Ten episodes, in which the policy takes its most probable actions."""
+    path, module = ROOT / f"plots/policies/{name}.pt", importlib.import_module(script)
     checkpoint = torch.load(path, weights_only=True)
-    assert path.stat().st_size < 1e5 and not Path(checkpoint["settings"]["run_dir"]).is_absolute()
-    script = importlib.import_module(Path(checkpoint["script"]).stem)
-    flags = ["--evaluate", str(path), "--deterministic"]
-    returns = script.main(flags)
-    assert len(returns) == 10 and sum(returns) / 10 >= SOLVED[path.stem]
+    assert path.stat().st_size < 1e5 and f"{checkpoint['best']:.1f}" == score
+    settings, made = vars(module.parse_args(flags.split())[0]), checkpoint["settings"]
+    assert {k: made[k] for k in made.keys() - MACHINE} == {
+        k: settings[k] for k in settings.keys() - MACHINE
+    }
+    assert not Path(made["run_dir"]).is_absolute()
+    returns = module.main(["--evaluate", str(path), "--deterministic"])
+    assert len(returns) == 10 and sum(returns) / 10 >= SOLVED[name]
     assert capsys.readouterr().out.startswith(f"playing {path}\n")

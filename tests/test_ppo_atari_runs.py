@@ -658,10 +658,15 @@ def test_a_full_disk_stops_the_run_and_leaves_the_checkpoint_whole(
     (once the first checkpoint is written): the table and TensorBoard's events do not."""
     run_dir, every = tmp_path / "run", 4 if limit == 5_000_000 else 1000
     flags = [*SMALL, "--total-steps", 32 * 300, "--checkpoint-every", every, "--run-dir", run_dir]
+    save = ppo_atari.Run.save
     with full_disk() as allow_files_of:
-        save = ppo_atari.Run.save
+
+        def save_and_limit(run):
+            save(run)
+            allow_files_of(limit)
+
         if limit == 4_000:
-            monkeypatch.setattr(ppo_atari.Run, "save", lambda run: allow_files_of(limit, save(run)))
+            monkeypatch.setattr(ppo_atari.Run, "save", save_and_limit)
         else:
             allow_files_of(limit)
         assert refused(capsys, 1, flags, "iteration", "File too large", "any checkpoint", run_dir)
