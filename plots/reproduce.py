@@ -9,7 +9,7 @@
   python plots/reproduce.py table1                    every objective of PPO on those seven tasks
   python plots/reproduce.py table1-plain              without any step that the paper leaves out
   python plots/reproduce.py breakout                  Table 5, both networks; Baselines' settings
-  python plots/reproduce.py precision                 bfloat16 beside float32 on Breakout
+  python plots/reproduce.py precision                 Breakout in float32 and in bfloat16
   python plots/reproduce.py figure3 --draw-only       what data there are
   python plots/reproduce.py table1 --seeds 1 --only Hopper Swimmer         runs of these names
   python plots/reproduce.py breakout --jobs 1 --cuda --compile --bf16      a script's own flags
@@ -566,7 +566,8 @@ def words_for(experiment, group):
     """What a group's curve is called: its variant's words, and the flags added to it."""
     names = {variant.name: variant.words for variant in EXPERIMENTS[experiment]}
     name = max((name for name in names if f"{group}-".startswith(f"{name}-")), key=len)
-    return (names[name] or name) + group.removeprefix(name).replace("-bf16", ", bfloat16")
+    added = group.removeprefix(name).replace("-bf16", ", bfloat16")
+    return (names[name] or name) + added.replace("-two-processes", ", two processes")
 
 
 def report(experiment, args):

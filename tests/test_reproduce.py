@@ -533,6 +533,7 @@ def test_table_1(tmp_path, capsys):
     ("breakout", "lr-1e-3-paper-bf16", "Sec. 6.4's network, step size 1e-3, bfloat16"),
     ("objectives", "clip-0.2", "clipped, ε 0.2"),
     ("precision", "float32", "float32"),
+    ("precision", "float32-two-processes", "float32, two processes"),
 ])  # fmt: skip
 def test_curves_are_named_in_words(experiment, group, words):
     assert reproduce.words_for(experiment, group) == words
