@@ -45,11 +45,14 @@ def torchrun(folder, *flags, before=""):
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run, and of each process: its network at the last checkpoint, its seeds, its episodes, its
-    folder, the loss and KL of each iteration."""
+    folder, the loss and KL of each iteration, the samples in each minibatch."""
     folder = tmp_path_factory.mktemp("whole")
     keep = f"""
-Run, Games, seeds, logged = ppo_atari.Run, ppo_atari.Games, [], []
-save, log, reset = Run.save, Run.log, Games.reset
+Run, Games, seeds, logged, sizes = ppo_atari.Run, ppo_atari.Games, [], [], []
+save, log, reset, loss = Run.save, Run.log, Games.reset, ppo_atari.ppo_loss
+def loss_and_tell(logits, values, *rest):
+    sizes.append(len(values))
+    return loss(logits, values, *rest)
 def log_and_tell(run, episodes, stats):
     logged.append((stats["policy_loss"], stats["approx_kl"]))
     log(run, episodes, stats)
@@ -58,9 +61,10 @@ def reset_and_tell(games, seed):
     reset(games, seed)
 def save_and_tell(run):
     save(run)
-    told = run.learned["net"].state_dict(), seeds, run.episodes, str(run.run_dir), logged
+    told = run.learned["net"].state_dict(), seeds, run.episodes, str(run.run_dir), logged, sizes
     torch.save(told, "{folder}/%d.pt" % RANK)
 Run.save, Run.log, Games.reset = save_and_tell, log_and_tell, reset_and_tell
+ppo_atari.ppo_loss = loss_and_tell
 """
     status, out, err = torchrun(folder, *FLAGS, "--run-dir", folder / "run", before=keep)
     assert status == 0 and err == []
@@ -70,8 +74,8 @@ Run.save, Run.log, Games.reset = save_and_tell, log_and_tell, reset_and_tell
 
 def test_two_processes_have_one_network_and_games_of_their_own(whole):
     run_dir, (first, second) = whole
-    net, seeds, episodes, _, logged = first
-    other, other_seeds, other_episodes, scratch, other_logged = second
+    net, seeds, episodes, _, logged, sizes = first
+    other, other_seeds, other_episodes, scratch, other_logged, other_sizes = second
     assert all(torch.equal(net[name], other[name]) for name in net)
     start = ppo_atari.ActorCritic(4, "paper")
     assert not torch.equal(net["value_head.weight"], start.value_head.weight)
@@ -80,14 +84,16 @@ def test_two_processes_have_one_network_and_games_of_their_own(whole):
     for seed, torch_seed, games in seeds + other_seeds:
         assert seed == torch_seed and games == 2
     assert logged == other_logged and len(set(logged)) == 12  # of all samples
+    assert sizes == other_sizes == [16] * 48  # half of M, as often as one process
     assert [row[:3] for row in episodes] == [row[:3] for row in other_episodes]
     assert rows(run_dir) == [tuple(row[:3]) for row in episodes]
     assert all(step % 4 == 0 for step, _, _ in rows(run_dir)) and len(episodes) > 16
     assert not Path(scratch).exists()
 
 
-def test_the_mean_gradient_is_that_of_all_samples(tmp_path):
-    """Of two halves, without a pressed FIRE and without standardised advantages."""
+def test_gradients_are_averaged_and_episodes_gathered(tmp_path):
+    """The mean gradient of two halves, without a pressed FIRE and without standardised advantages,
+    is that of all samples; the episodes of both processes are in the order of their steps."""
     compare = """
 from types import SimpleNamespace
 ppo_atari.join(SimpleNamespace(cuda=False, run_dir=""))
@@ -107,12 +113,14 @@ ppo_atari.average(halves)
 mean, of_all = (torch.cat([x.flatten() for x in g]) for g in (halves, gradient(slice(16))))
 print("error", ((mean - of_all).norm() / of_all.norm()).item(),
       ((own - of_all).norm() / of_all.norm()).item(), file=sys.__stdout__)
+print(ppo_atari.gather([(5 - RANK, RANK, 3), (7, RANK, 4)]), file=sys.__stdout__)
 sys.exit()
 """
     status, out, _ = torchrun(tmp_path, before=compare)
     errors = [tuple(map(float, words.split())) for words in re.findall("error (.*)", out)]
     assert status == 0 and len(errors) == 2
     assert all(mean < 1e-5 and own > 0.1 for mean, own in errors)
+    assert out.count("[(4, 1, 3), (5, 0, 3), (7, 0, 4), (7, 1, 4)]") == 2
 
 
 @pytest.mark.slow
