@@ -114,6 +114,7 @@ mean, of_all = (torch.cat([x.flatten() for x in g]) for g in (halves, gradient(s
 print("error", ((mean - of_all).norm() / of_all.norm()).item(),
       ((own - of_all).norm() / of_all.norm()).item(), file=sys.__stdout__)
 print(ppo_atari.gather([(5 - RANK, RANK, 3), (7, RANK, 4)]), file=sys.__stdout__)
+dist.destroy_process_group()  # or gloo's threads now and then abort the exit
 sys.exit()
 """
     status, out, _ = torchrun(tmp_path, before=compare)
