@@ -42,10 +42,37 @@ def torchrun(folder, *flags, before=""):
     return done.returncode, done.stdout, own
 
 
+COMPARE = """
+from types import SimpleNamespace
+def gradient(net, batch, part):
+    net.zero_grad()
+    own = SimpleNamespace(**{name: x[part] for name, x in vars(batch).items()})
+    loss(*net(own.frames), own, 0.1, 1.0, 0.01, "none", False)[0].backward()
+    return [p.grad.clone() for p in net.parameters()]
+def flat(tensors):
+    return torch.cat([x.flatten() for x in tensors])
+join, compared = ppo_atari.join, []
+def join_and_compare(args):
+    join(args)
+    torch.manual_seed(0)
+    net = ppo_atari.ActorCritic(4, "paper")
+    batch = SimpleNamespace(
+        frames=torch.randint(256, (16, 84, 84, 4), dtype=torch.uint8),
+        actions=torch.randint(4, (16,)), log_probs=-1.4 + 0.2 * torch.randn(16),
+        advantages=torch.randn(16), targets=torch.randn(16), policy_mask=torch.ones(16))
+    mean = gradient(net, batch, slice(8 * RANK, 8 * RANK + 8))
+    own, of_all = flat(mean), flat(gradient(net, batch, slice(16)))
+    ppo_atari.average(mean)
+    errors = [((x - of_all).norm() / of_all.norm()).item() for x in (flat(mean), own)]
+    compared.extend([errors, ppo_atari.gather([(5 - RANK, RANK, 3), (7, RANK, 4)])])
+ppo_atari.join = join_and_compare
+"""
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run, and of each process: its network at the last checkpoint, its seeds, its episodes, its
-    folder, the loss and KL of each iteration, the samples in each minibatch."""
+    folder, the loss and KL of each iteration, the samples in each minibatch, what it compared."""
     folder = tmp_path_factory.mktemp("whole")
     keep = f"""
 Run, Games, seeds, logged, sizes = ppo_atari.Run, ppo_atari.Games, [], [], []
@@ -62,20 +89,26 @@ def reset_and_tell(games, seed):
 def save_and_tell(run):
     save(run)
     told = run.learned["net"].state_dict(), seeds, run.episodes, str(run.run_dir), logged, sizes
-    torch.save(told, "{folder}/%d.pt" % RANK)
+    torch.save([*told, compared], "{folder}/%d.pt" % RANK)
 Run.save, Run.log, Games.reset = save_and_tell, log_and_tell, reset_and_tell
 ppo_atari.ppo_loss = loss_and_tell
 """
-    status, out, err = torchrun(folder, *FLAGS, "--run-dir", folder / "run", before=keep)
+    before = keep + COMPARE
+    status, out, err = torchrun(folder, *FLAGS, "--run-dir", folder / "run", before=before)
     assert status == 0 and err == []
     assert len(re.findall("^finished: 768 steps", out, re.M)) == 1  # process 0 alone speaks
     return folder / "run", [torch.load(folder / f"{k}.pt", weights_only=True) for k in (0, 1)]
 
 
 def test_two_processes_have_one_network_and_games_of_their_own(whole):
+    """The mean gradient of two halves, without a pressed FIRE and without standardised advantages,
+    is that of all samples; the episodes of both processes are in the order of their steps."""
     run_dir, (first, second) = whole
-    net, seeds, episodes, _, logged, sizes = first
-    other, other_seeds, other_episodes, scratch, other_logged, other_sizes = second
+    net, seeds, episodes, _, logged, sizes, compared = first
+    other, other_seeds, other_episodes, scratch, other_logged, other_sizes, other_compared = second
+    for (mean_error, own_error), gathered in (compared, other_compared):
+        assert mean_error < 1e-5 and own_error > 0.1
+        assert gathered == [(4, 1, 3), (5, 0, 3), (7, 0, 4), (7, 1, 4)]
     assert all(torch.equal(net[name], other[name]) for name in net)
     start = ppo_atari.ActorCritic(4, "paper")
     assert not torch.equal(net["value_head.weight"], start.value_head.weight)
@@ -89,39 +122,6 @@ def test_two_processes_have_one_network_and_games_of_their_own(whole):
     assert rows(run_dir) == [tuple(row[:3]) for row in episodes]
     assert all(step % 4 == 0 for step, _, _ in rows(run_dir)) and len(episodes) > 16
     assert not Path(scratch).exists()
-
-
-def test_gradients_are_averaged_and_episodes_gathered(tmp_path):
-    """The mean gradient of two halves, without a pressed FIRE and without standardised advantages,
-    is that of all samples; the episodes of both processes are in the order of their steps."""
-    compare = """
-from types import SimpleNamespace
-ppo_atari.join(SimpleNamespace(cuda=False, run_dir=""))
-torch.manual_seed(0)
-net = ppo_atari.ActorCritic(4, "paper")
-b = SimpleNamespace(frames=torch.randint(256, (16, 84, 84, 4), dtype=torch.uint8),
-                    actions=torch.randint(4, (16,)), log_probs=-1.4 + 0.2 * torch.randn(16),
-                    advantages=torch.randn(16), targets=torch.randn(16), policy_mask=torch.ones(16))
-def gradient(part):
-    net.zero_grad()
-    own = SimpleNamespace(**{name: x[part] for name, x in vars(b).items()})
-    ppo_atari.ppo_loss(*net(own.frames), own, 0.1, 1.0, 0.01, "none", False)[0].backward()
-    return [p.grad.clone() for p in net.parameters()]
-halves = gradient(slice(8 * RANK, 8 * RANK + 8))
-own = torch.cat([x.flatten() for x in halves])
-ppo_atari.average(halves)
-mean, of_all = (torch.cat([x.flatten() for x in g]) for g in (halves, gradient(slice(16))))
-print("error", ((mean - of_all).norm() / of_all.norm()).item(),
-      ((own - of_all).norm() / of_all.norm()).item(), file=sys.__stdout__)
-print(ppo_atari.gather([(5 - RANK, RANK, 3), (7, RANK, 4)]), file=sys.__stdout__)
-dist.destroy_process_group()  # or gloo's threads now and then abort the exit
-sys.exit()
-"""
-    status, out, _ = torchrun(tmp_path, before=compare)
-    errors = [tuple(map(float, words.split())) for words in re.findall("error (.*)", out)]
-    assert status == 0 and len(errors) == 2
-    assert all(mean < 1e-5 and own > 0.1 for mean, own in errors)
-    assert out.count("[(4, 1, 3), (5, 0, 3), (7, 0, 4), (7, 1, 4)]") == 2
 
 
 @pytest.mark.slow
