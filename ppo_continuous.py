@@ -28,7 +28,6 @@ import gc
 import hashlib
 import io
 import json
-import logging
 import math
 import os
 import shutil
@@ -128,12 +127,11 @@ def train(args, checkpoint=None):
     torch.manual_seed(args.seed)
     envs = Environments(args.env_id, args.num_envs, args.gamma)
     net = ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
-    # Adam's ε: not in the paper: Baselines' (--adam-eps 1e-8)
-    optimizer = torch.optim.Adam(net.parameters(), torch.tensor(args.learning_rate),
-                                 eps=args.adam_eps, fused=not args.compile)  # fmt: skip
+    # Adam's ε: not in the paper: Baselines' (--adam-eps 1e-8); `update` sets the step size
+    optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     penalty = Penalty(args.kl_beta)
     batch = make_batch(args.num_steps, envs)
-    take_step = compiled(gradient_step) if args.compile else gradient_step
+    backward = compiled_backward_pass(net) if args.compile else backward_pass
 
     with Run(args, checkpoint, net=net, optimizer=optimizer, penalty=penalty) as run:
         for iteration in run.iterations():  # line 1
@@ -144,7 +142,7 @@ def train(args, checkpoint=None):
             if args.norm_reward:  # not in the paper (--no-norm-reward)
                 scale_rewards(batch, net.return_moments)
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
-            stats = update(take_step, net, optimizer, batch, learning_rate, clip_eps,  # line 6
+            stats = update(backward, net, optimizer, batch, learning_rate, clip_eps,  # line 6
                            penalty.beta, args)  # fmt: skip
             if args.objective == "kl-adaptive":
                 penalty.adapt(stats["kl"], args.kl_target)
@@ -389,22 +387,20 @@ def anneal(args, iteration):
     return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
 
 
-def gradient_step(net, optimizer, minibatch, clip_eps, beta, args):
-    """Move θ by one step of Adam on a minibatch. Returns the gradient's norm before clipping."""
+def backward_pass(net, minibatch, clip_eps, beta, args):
+    """Leave the gradient of `ppo_loss` in θ. Returns its norm before clipping."""
     pi, values = net(minibatch.obs)
     minus_objective = ppo_loss(pi, values, minibatch, args.objective, clip_eps, beta, args.vf_coef,
                                args.ent_coef, args.norm_adv)  # fmt: skip
     minus_objective.backward()
     # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
-    grad_norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
-    optimizer.step()
-    return grad_norm
+    return nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
 
 
-def update(take_step, net, optimizer, batch, learning_rate, clip_eps, beta, args):
+def update(backward, net, optimizer, batch, learning_rate, clip_eps, beta, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    take_step: `gradient_step`, compiled or not. Returns the scalars to log; FloatingPointError if
+    backward: `backward_pass`, compiled or not. Returns the scalars to log; FloatingPointError if
     one is not finite.
     """
     samples = {
@@ -416,7 +412,7 @@ def update(take_step, net, optimizer, batch, learning_rate, clip_eps, beta, args
     }
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples["advantages"] = standardise(samples["advantages"])
-    optimizer.param_groups[0]["lr"].fill_(learning_rate)
+    optimizer.param_groups[0]["lr"] = learning_rate
     clip_eps = torch.tensor(clip_eps)  # compiled code then takes any value
     whole = SimpleNamespace(**samples, pi=batch.pi)
     diagnose_whole = partial(diagnose, net, whole, clip_eps, beta, args)
@@ -430,8 +426,8 @@ def update(take_step, net, optimizer, batch, learning_rate, clip_eps, beta, args
             part = slice(start, start + args.minibatch_size)
             minibatch = {name: select(x, part) for name, x in shuffled.items()}
             optimizer.zero_grad()
-            grad_norms.append(take_step(net, optimizer, SimpleNamespace(**minibatch), clip_eps,
-                                        beta, args))  # fmt: skip
+            grad_norms.append(backward(net, SimpleNamespace(**minibatch), clip_eps, beta, args))
+            optimizer.step()
         # not in the paper: Spinning Up's early stop, off unless --target-kl is given
         if args.target_kl and diagnose_whole()["kl"] > 1.5 * args.target_kl:
             break
@@ -845,14 +841,6 @@ def fail(message, status=2):
     raise SystemExit(status)
 
 
-def compiled(function):
-    """The function as one program, with backward pass, clipping and Adam's step."""
-    torch._logging.set_logs(dynamo=logging.ERROR)  # no warning that it leaves profiling out
-    if hasattr(torch._dynamo.config, "trace_autograd_ops"):  # one graph, backward() included
-        torch._dynamo.config.trace_autograd_ops = True
-    return torch.compile(function, dynamic=False)
-
-
 def make_parser(defaults):
     """SETTINGS as flags, which stay unset if not given; --help shows `defaults`."""
     parser = argparse.ArgumentParser(
@@ -936,6 +924,14 @@ def choose_compile(args):
               else f"not compiling, which would be faster: it needs {needed}")  # fmt: skip
         return possible
     return bool(args.compile)
+
+
+def compiled_backward_pass(net):
+    """`backward_pass` as one program: loss, gradient and clipping."""
+    torch._dynamo.config.trace_autograd_ops = True  # minus_objective.backward() too
+    pi = net.pi(torch.zeros(1, len(net.obs_moments.mean)))
+    kl_divergence(pi, pi)  # from now on torch knows its formula: the search cannot be compiled
+    return torch.compile(backward_pass, fullgraph=True, dynamic=False)
 
 
 def main(argv=None):

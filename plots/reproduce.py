@@ -630,8 +630,7 @@ def first_update(seed, env_id="Hopper-v5"):
     torch.manual_seed(args.seed)
     envs = ppo.Environments(args.env_id, args.num_envs, args.gamma)
     net = ppo.ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
-    optimizer = torch.optim.Adam(net.parameters(), torch.tensor(args.learning_rate),
-                                 eps=args.adam_eps, fused=True)  # fmt: skip
+    optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     batch = ppo.make_batch(args.num_steps, envs)
 
     run_seed = ppo.derive_seed(args.seed, 0)
@@ -641,7 +640,7 @@ def first_update(seed, env_id="Hopper-v5"):
     ppo.scale_rewards(batch, net.return_moments)
     ppo.estimate_advantages(batch, args.gamma, args.gae_lambda)
     old = parameters_to_vector(net.parameters()).detach()
-    ppo.update(ppo.gradient_step, net, optimizer, batch, *ppo.anneal(args, 0),
+    ppo.update(ppo.backward_pass, net, optimizer, batch, *ppo.anneal(args, 0),
                ppo.Penalty(args.kl_beta).beta, args)  # fmt: skip
     return args, batch, net, old, parameters_to_vector(net.parameters()).detach()
 

@@ -209,8 +209,8 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
                   ("Penalty", "def adapt", "self.beta *= 2")),
         ("eq-9", ("ppo_loss", "l_policy =", "return -l_total")),
         ("alpha-mujoco", ("anneal", "alpha =", "return")),
-        ("epochs", ("update", "for _ in range(args.num_epochs)", "beta, args))"),
-                   ("gradient_step", "pi, values =", "optimizer.step()")),
+        ("epochs", ("update", "for _ in range(args.num_epochs)", "optimizer.step()"),
+                   ("backward_pass", "pi, values =", "return")),
     ],
     "trpo_continuous": [
         ("trpo-algorithm", LOOP),
