@@ -348,10 +348,12 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         runs = [run for path in args.paths for run in read_runs(path)]
+        if args.keep:  # they become one variant
+            runs = [run._replace(group=args.keep) for run in runs]
         names = [run[:3] for run in runs]
         for name in names:
             if names.count(name) > 1:
-                fail("two runs of {}, {}, seed {}: keep them as variants, with --keep"
+                fail("two runs of {}, {}, seed {}: keep them as two variants, with --keep"
                      .format(*name))  # fmt: skip
         if args.keep:
             for run in runs:

@@ -7,7 +7,7 @@
   python plots/reproduce.py steps                     PPO with and without what the paper leaves out
   python plots/reproduce.py objectives                PPO's four objectives on HalfCheetah
   python plots/reproduce.py table1                    every objective of PPO on those seven tasks
-  python plots/reproduce.py table1-plain              without any step that the paper leaves out
+  python plots/reproduce.py table1-plain              without the steps outside the paper
   python plots/reproduce.py breakout                  Table 5, both networks; Baselines' settings
   python plots/reproduce.py precision                 Breakout in float32 and in bfloat16
   python plots/reproduce.py figure3 --draw-only       what data there are
@@ -123,7 +123,7 @@ EXPERIMENTS = {
         Variant("rollout", "steps/rollout", PPO, MUJOCO, PPO2 + " rollout",
                 "ppo2's, advantages by rollout"),
         Variant("ppo1", "steps/ppo1", PPO, MUJOCO, PPO1, "ppo1's"),
-        Variant("plain", "table1-plain/clip-0.2", PPO, MUJOCO, PLAIN, "the paper's alone"),
+        Variant("plain", "table1-plain/clip-0.2", PPO, MUJOCO, PLAIN, "none of them"),
     ],
     "objectives": [
         row_of_table1(row, ("HalfCheetah-v5",))._replace(words=words)
@@ -651,11 +651,10 @@ def surrogates(args, batch, net, old, new, factors):
     from torch.distributions import kl_divergence
     from torch.nn.utils import vector_to_parameters
 
-    from ppo_continuous import surrogate
+    from ppo_continuous import standardise, surrogate
 
     actions, eps = batch.actions.flatten(0, 1), args.clip_eps
-    advantages = batch.advantages.flatten() - batch.advantages.mean()
-    advantages /= advantages.square().mean().sqrt() + 1e-8  # as ppo_loss does with a minibatch's
+    advantages = standardise(batch.advantages.flatten())  # as ppo_loss does with a minibatch's
     means = {"E[KL]": [], "$L^{CPI}$ = E[r A]": [], "E[clip(r, 1−ε, 1+ε) A]": [],
              "$L^{CLIP}$ = E[min(r A, clip(r, 1−ε, 1+ε) A)]": []}  # fmt: skip
     with torch.no_grad():
@@ -706,7 +705,7 @@ def make_parser():
     )  # fmt: skip
     add, cores = parser.add_argument, len(os.sched_getaffinity(0))
     add("experiment", choices=(*FIGURES, *EXPERIMENTS))
-    add("--seeds", type=int, help="1 to this; not given: 1, 3, 4 or 5, as the experiment has")
+    add("--seeds", type=int, help="1 to this (default: the experiment's own, 1 to 5)")
     add("--jobs", type=int, default=cores, help="runs at a time")
     add("--threads", type=int, default=1, help="of each run")
     add("--only", nargs="+", metavar="TEXT", default=[""],
@@ -736,11 +735,11 @@ def main(argv=None):
 
     try:
         failures = {} if args.draw_only else make(parser, args, argv)
+        for name, problem in failures.items():
+            print(f"FAILED {name}: {problem}", file=sys.stderr)
         report(args.experiment, args)
     except ValueError as e:  # a damaged file; delete it, and its run is made again
         parser.error(str(e))
-    for name, problem in failures.items():
-        print(f"FAILED {name}: {problem}", file=sys.stderr)
     if failures:
         raise SystemExit(1)
 

@@ -104,6 +104,18 @@ def test_two_runs_that_cannot_be_told_apart_are_refused(tmp_path, capsys):
     assert leaving.value.code == 2 and "seed 1" in capsys.readouterr().err
 
 
+def test_runs_that_would_be_kept_in_one_place_are_refused(tmp_path, capsys, monkeypatch):
+    """Though it may be that each is of another script."""
+    monkeypatch.setattr(compare, "DATA", tmp_path / "data")
+    runs = [make_run(tmp_path / name, seed=1) for name in ("a", "b")]
+    config = json.loads((runs[1] / "config.json").read_text())
+    (runs[1] / "config.json").write_text(json.dumps(config | {"script": "trpo_continuous.py"}))
+    with pytest.raises(SystemExit) as leaving:
+        compare.main([*map(str, runs), "--keep", "e/v"])
+    assert leaving.value.code == 2 and "seed 1" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_broken_run_gets_one_line(tmp_path, capsys):
     run = make_run(tmp_path / "run", seed=1)
     (run / "config.json").write_text("{")

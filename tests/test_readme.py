@@ -227,7 +227,7 @@ def test_means_of_three_seeds_are_those_of_the_data():
     one, two, three = (
         f"{a:.0f} and {b:.0f}" for a, b in zip(means, curve(nature[0].table, steps), strict=True)
     )
-    assert f"({one} after 2.5 million steps, {two} after 5, {three} after 7.5;" in prose
+    assert f"({one} after 2.5 million steps, {two} after 5, {three} after 7.5)." in prose
 
 
 def test_files_exist():
