@@ -10,10 +10,9 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 7      θ_old ← θ                                                             rollout acts with θ
 8  end for
 
-The defaults are the paper's Table 5; only the network is larger than Sec. 6.4's (--network paper).
+The defaults are the paper's Table 5, with a larger network than Sec. 6.4's (--network paper).
 Every step that the paper leaves out is marked "not in the paper", with its flag if it has one.
-"Baselines" is OpenAI's ppo2, "ppo1" the authors' first code. Through Update, the sections follow
-Algorithm 1; the rest runs the games and keeps records.
+"Baselines" is OpenAI's ppo2, "ppo1" the authors' first code.
 
   python ppo_atari.py [--cuda]                      train on Breakout, on the CPU or the GPU
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game
@@ -129,7 +128,7 @@ def train(args, checkpoint=None):
     games = Games(args.env_id, args.num_envs // PROCESSES, args.threads, pin_memory=args.cuda)
     net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
     args.seed += RANK << 64  # torchrun's processes: the same weights, their own games and actions
-    # Adam's ε: not in the paper: Baselines' (--adam-eps 1e-8); `update` sets the step size
+    # not in the paper: Baselines' ε for Adam (--adam-eps 1e-8); `update` sets the step size
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     batch = make_batch(args.num_steps, len(games.frames), device)
 
@@ -192,7 +191,7 @@ class ActorCritic(nn.Module):
         """frames (B, 84, 84, 4) uint8 -> logits (B, number of actions), values (B,), float32."""
         x = frames.permute(0, 3, 1, 2).to(torch.bfloat16 if self.bf16 else torch.float32)
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
-            x = self.trunk(x.mul_(1 / 255))
+            x = self.trunk(x.mul_(1 / 255))  # not in the paper: pixels scaled to [0, 1]
         x = x.float()  # the heads stay float32 under --bf16
         return self.policy_head(x), self.value_head(x).squeeze(-1)
 
@@ -247,7 +246,7 @@ def rollout(games, policy, batch):
         batch.rewards[t] = torch.from_numpy(rewards).sign()  # not in the paper: [Mni+15]'s clipping
         batch.terminated[t] = torch.from_numpy(terminated)
         batch.truncated[t] = torch.from_numpy(truncated)
-        if truncated.any():  # not in the paper: after a time limit V stands for the rest
+        if truncated.any():  # not in the paper: at a time limit, bootstrap from V
             final_frames = torch.from_numpy(final_obs).permute(0, 2, 3, 1).contiguous()
             batch.final_values[t] = policy(final_frames.to(device))[2].cpu()
         episodes += [(t, *episode) for episode in finished]
@@ -263,7 +262,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
     terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11.
+    Either ends the sum of Eq. 11. Not in the paper, whose Eq. 11 and 12 know no episode's end.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
@@ -328,11 +327,11 @@ def ppo_loss(logits, values, minibatch, clip_eps, vf_coef, ent_coef, norm_adv, c
         value_errors = torch.max(value_errors, (clipped_values - minibatch.targets).square())
     l_vf = value_errors.mean()  # without ½, as in the paper
 
-    objective = l_clip - vf_coef * l_vf + ent_coef * entropy  # Eq. 9
+    l_total = l_clip - vf_coef * l_vf + ent_coef * entropy  # Eq. 9
     # KL(π_θold ‖ π_θ), estimated as k3 of joschu.net/blog/kl-approx
     approx_kl = masked_mean(ratio - 1 - log_ratio, mask)
     clip_fraction = masked_mean(((ratio - 1).abs() > clip_eps).float(), mask)
-    return -objective, torch.stack((-l_clip, l_vf, entropy, approx_kl, clip_fraction)).detach()
+    return -l_total, torch.stack((-l_clip, l_vf, entropy, approx_kl, clip_fraction)).detach()
 
 
 def anneal(args, iteration):
@@ -383,7 +382,7 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
 
 # --------------------------------------------------------------------------------- Environment
 
-FIRE = 1  # its place in the action set of every game that has it
+FIRE = 1  # its place in every action set that has it and NOOP
 
 
 class Games:
@@ -467,6 +466,8 @@ class PressFireAtStart(gym.Wrapper):
 def make_scalar_env(env_id, render_mode=None, noop_max=30):
     """One game that can be shown and recorded; (4, 84, 84) frames, the same as those of `Games`."""
     env = PressFireAtStart(gym.make(env_id, frameskip=1, render_mode=render_mode))
+    if env.unwrapped.get_action_meanings()[0] != "NOOP":  # Backgammon, Video Checkers
+        noop_max = 0
     env = AtariPreprocessing(env, noop_max=noop_max, frame_skip=4, screen_size=84)
     return FrameStackObservation(env, 4, padding_type="zero")
 
@@ -744,7 +745,7 @@ def evaluate(args, checkpoint):
 
 SCRIPT = Path(__file__).name
 ROWS = {row[0].replace("-", "_"): row for row in SETTINGS if isinstance(row, tuple)}
-CHANGEABLE = {  # what may be said beside --resume or --evaluate
+CHANGEABLE = {  # flags allowed beside --resume or --evaluate
     "resume": {"total_steps", "goal_score", "cuda", "threads"},
     "evaluate": {"episodes", "deterministic", "render", "video", "seed", "cuda"},
 }

@@ -19,7 +19,7 @@ one. "Baselines" is OpenAI's ppo2, "ppo1" the authors' first code.
   python ppo_continuous.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_continuous.py --evaluate RUN_DIR --render   watch what it learned; --video records it
   python ppo_continuous.py --env-id HalfCheetah-v5 --no-norm-obs --no-norm-reward --norm-adv none \
-      --no-orthogonal --anneal none --max-grad-norm 0 --adam-eps 1e-8        the paper's steps alone
+      --no-orthogonal --anneal none --max-grad-norm 0 --adam-eps 1e-8       every optional extra off
 """
 
 import argparse
@@ -64,7 +64,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("env-id", "CartPole-v1", (str,), "ID", "Gymnasium's id of a task with Box observations"),
     ("seed", 1, (int, 0, 2**63 - 1), "SEED", "seeds network, actions, minibatches and task"),
     ("total-steps", 1_000_000, (int, 1), "STEPS", "agent steps"),
-    "Table 3 of the paper, in its order",
+    "Table 3 of the paper, in its order (small tasks have values of their own: TASKS)",
     ("num-steps", 2048, (int, 1), "T", "horizon: steps of each actor in a rollout"),
     ("learning-rate", 3e-4, (float, 0), "LR", "Adam's step size, times α (see --anneal)"),
     ("num-epochs", 10, (int, 1), "K", "passes over a rollout"),
@@ -127,11 +127,11 @@ def train(args, checkpoint=None):
     torch.manual_seed(args.seed)
     envs = Environments(args.env_id, args.num_envs, args.gamma)
     net = ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
-    # Adam's ε: not in the paper: Baselines' (--adam-eps 1e-8); `update` sets the step size
+    # not in the paper: Baselines' ε for Adam (--adam-eps 1e-8); `update` sets the step size
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     penalty = Penalty(args.kl_beta)
     batch = make_batch(args.num_steps, envs)
-    backward = compiled_backward_pass(net) if args.compile else backward_pass
+    gradients = compiled_gradients(net) if args.compile else compute_gradients
 
     with Run(args, checkpoint, net=net, optimizer=optimizer, penalty=penalty) as run:
         for iteration in run.iterations():  # line 1
@@ -142,11 +142,11 @@ def train(args, checkpoint=None):
             if args.norm_reward:  # not in the paper (--no-norm-reward)
                 scale_rewards(batch, net.return_moments)
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
-            stats = update(backward, net, optimizer, batch, learning_rate, clip_eps,  # line 6
+            stats = update(gradients, net, optimizer, batch, learning_rate, clip_eps,  # line 6
                            penalty.beta, args)  # fmt: skip
-            if args.objective == "kl-adaptive":
+            if args.objective == "kl-adaptive":  # Sec. 4
                 penalty.adapt(stats["kl"], args.kl_target)
-            if args.norm_obs:  # not in the paper; for the next rollout: the first has no moments
+            if args.norm_obs:  # not in the paper (--no-norm-obs); after the update: π_θold is fixed
                 net.obs_moments.add(batch.raw_obs.flatten(0, 1))
             run.log(episodes, stats)
 
@@ -279,9 +279,34 @@ def rollout(envs, net, batch):
     batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
     batch.values[:-1] = values.view(num_steps, -1)
     batch.values[-1] = net(net.normalise(torch.from_numpy(envs.obs)))[1]
-    for t, n, obs in cut:  # not in the paper: after a time limit V stands for the rest
+    for t, n, obs in cut:  # not in the paper: at a time limit, bootstrap from V
         batch.final_values[t, n] = net(net.normalise(torch.from_numpy(obs)))[1]
     return episodes
+
+
+def numpy_policy(net, num_steps, num_envs):
+    """π_θ in numpy, since torch takes five times as long for a single observation.
+
+    Returns a function of t = 0, ..., T - 1 and raw obs (N, observation size) that samples actions.
+    """
+    linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
+    *hidden, head = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
+    mean, std = net.obs_moments.mean.numpy(), (net.obs_moments.var + 1e-8).sqrt().numpy()
+    noise = torch.empty(num_steps, num_envs, len(head[1]))
+    if net.log_std is None:
+        noise = noise.exponential_().log().neg().numpy()  # Gumbel's: argmax(logits + noise) ~ π
+    else:
+        noise = (noise.normal_() * net.log_std.detach().exp()).numpy()
+
+    def policy(t, obs):
+        x = ((obs - mean) / std).clip(-10, 10) if net.norm_obs else obs
+        x = x.astype(np.float32)
+        for weight, bias in hidden:
+            x = np.tanh(x @ weight + bias)
+        out = x @ head[0] + head[1] + noise[t]
+        return out.argmax(-1) if net.log_std is None else out
+
+    return policy
 
 
 # ---------------------------------------------------------------------------------- Advantages
@@ -292,7 +317,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
     terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11.
+    Either ends the sum of Eq. 11. Not in the paper, whose Eq. 11 and 12 know no episode's end.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
@@ -370,10 +395,9 @@ def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef
     l_policy = surrogate(objective, ratio, advantages, kl, clip_eps, beta).mean()
     l_vf = (values - minibatch.targets).square().mean()  # without ½, as in the paper
 
-    # Sec. 6.1: without shared weights c1 matters only through Adam's ε and --max-grad-norm
-    l_total = l_policy - vf_coef * l_vf  # Eq. 9
-    if ent_coef:
-        l_total = l_total + ent_coef * pi.entropy().mean()
+    entropy = pi.entropy().mean() if ent_coef else 0.0  # S[π_θ], which takes time
+    # Sec. 6.1: c1 is irrelevant without shared weights, but for Adam's ε and --max-grad-norm
+    l_total = l_policy - vf_coef * l_vf + ent_coef * entropy  # Eq. 9
     return -l_total
 
 
@@ -387,8 +411,8 @@ def anneal(args, iteration):
     return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
 
 
-def backward_pass(net, minibatch, clip_eps, beta, args):
-    """Leave the gradient of `ppo_loss` in θ. Returns its norm before clipping."""
+def compute_gradients(net, minibatch, clip_eps, beta, args):
+    """Set the weights' .grad to that of `ppo_loss`, clipped. Returns its norm before clipping."""
     pi, values = net(minibatch.obs)
     minus_objective = ppo_loss(pi, values, minibatch, args.objective, clip_eps, beta, args.vf_coef,
                                args.ent_coef, args.norm_adv)  # fmt: skip
@@ -397,11 +421,30 @@ def backward_pass(net, minibatch, clip_eps, beta, args):
     return nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
 
 
-def update(backward, net, optimizer, batch, learning_rate, clip_eps, beta, args):
+@torch.no_grad()
+def diagnose(net, samples, clip_eps, beta, args):
+    """How far θ is from θ_old, and how well V fits, over all samples of a rollout."""
+    pi, values = net(samples.obs)
+    ratio = (pi.log_prob(samples.actions) - samples.log_probs).exp()
+    kl = kl_divergence(samples.pi, pi)  # KL(π_θold ‖ π_θ), exact; its mean is d of Sec. 4
+    advantages = samples.advantages
+    if args.norm_adv == "minibatch":
+        advantages = standardise(advantages)
+    l_policy = surrogate(args.objective, ratio, advantages, kl, clip_eps, beta)
+    return {
+        "kl": kl.mean().item(),
+        "clip_fraction": ((ratio - 1).abs() > clip_eps).float().mean().item(),
+        "policy_loss": -l_policy.mean().item(),
+        "value_loss": (values - samples.targets).square().mean().item(),
+        "entropy": pi.entropy().mean().item(),
+    }
+
+
+def update(gradients, net, optimizer, batch, learning_rate, clip_eps, beta, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    backward: `backward_pass`, compiled or not. Returns the scalars to log; FloatingPointError if
-    one is not finite.
+    gradients: `compute_gradients`, compiled or not. Returns the scalars to log; FloatingPointError
+    if one is not finite.
     """
     samples = {
         "obs": batch.obs,
@@ -426,7 +469,7 @@ def update(backward, net, optimizer, batch, learning_rate, clip_eps, beta, args)
             part = slice(start, start + args.minibatch_size)
             minibatch = {name: select(x, part) for name, x in shuffled.items()}
             optimizer.zero_grad()
-            grad_norms.append(backward(net, SimpleNamespace(**minibatch), clip_eps, beta, args))
+            grad_norms.append(gradients(net, SimpleNamespace(**minibatch), clip_eps, beta, args))
             optimizer.step()
         # not in the paper: Spinning Up's early stop, off unless --target-kl is given
         if args.target_kl and diagnose_whole()["kl"] > 1.5 * args.target_kl:
@@ -436,8 +479,9 @@ def update(backward, net, optimizer, batch, learning_rate, clip_eps, beta, args)
     for name, value in stats.items():
         if not math.isfinite(value):
             raise FloatingPointError(f"{name} is {value}")
-    return stats | {"explained_variance": explained_variance(batch), "beta": beta.item(),
-                    "learning_rate": learning_rate}  # fmt: skip
+    if args.objective.startswith("kl"):
+        stats["beta"] = beta.item()
+    return stats | {"explained_variance": explained_variance(batch), "learning_rate": learning_rate}
 
 
 # ============ The paper's part ends here. What follows runs the environments and keeps records.
@@ -514,31 +558,6 @@ class Environments:
             raise FloatingPointError(f"the environment gave {' and '.join(map(str, seen))}")
 
 
-def numpy_policy(net, num_steps, num_envs):
-    """π_θ in numpy, since torch takes five times as long for a single observation.
-
-    Returns a function of t = 0, ..., T - 1 and raw obs (N, observation size) that samples actions.
-    """
-    linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
-    *hidden, head = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
-    mean, std = net.obs_moments.mean.numpy(), (net.obs_moments.var + 1e-8).sqrt().numpy()
-    noise = torch.empty(num_steps, num_envs, len(head[1]))
-    if net.log_std is None:
-        noise = noise.exponential_().log().neg().numpy()  # Gumbel's: argmax(logits + noise) ~ π
-    else:
-        noise = (noise.normal_() * net.log_std.detach().exp()).numpy()
-
-    def policy(t, obs):
-        x = ((obs - mean) / std).clip(-10, 10) if net.norm_obs else obs
-        x = x.astype(np.float32)
-        for weight, bias in hidden:
-            x = np.tanh(x @ weight + bias)
-        out = x @ head[0] + head[1] + noise[t]
-        return out.argmax(-1) if net.log_std is None else out
-
-    return policy
-
-
 # ------------------------------------------------------------------------------------- Records
 
 PUBLISHED_BY = "OpenAI's Baselines, 1 million steps, older versions of the tasks"
@@ -552,25 +571,6 @@ def explained_variance(batch):
     """The share of the targets' variance that the values of θ_old account for."""
     unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
     return 1 - unexplained.item()
-
-
-@torch.no_grad()
-def diagnose(net, samples, clip_eps, beta, args):
-    """How far θ is from θ_old, and how well V fits, over all samples of a rollout."""
-    pi, values = net(samples.obs)
-    ratio = (pi.log_prob(samples.actions) - samples.log_probs).exp()
-    kl = kl_divergence(samples.pi, pi)  # KL(π_θold ‖ π_θ), exact
-    advantages = samples.advantages
-    if args.norm_adv == "minibatch":
-        advantages = standardise(advantages)
-    l_policy = surrogate(args.objective, ratio, advantages, kl, clip_eps, beta)
-    return {
-        "kl": kl.mean().item(),
-        "clip_fraction": ((ratio - 1).abs() > clip_eps).float().mean().item(),
-        "policy_loss": -l_policy.mean().item(),
-        "value_loss": (values - samples.targets).square().mean().item(),
-        "entropy": pi.entropy().mean().item(),
-    }
 
 
 class Run(AbstractContextManager):
@@ -829,7 +829,7 @@ def evaluate(args, checkpoint):
 
 SCRIPT = Path(__file__).name
 ROWS = {row[0].replace("-", "_"): row for row in SETTINGS if isinstance(row, tuple)}
-CHANGEABLE = {  # what may be said beside --resume or --evaluate
+CHANGEABLE = {  # flags allowed beside --resume or --evaluate
     "resume": {"total_steps", "goal_score", "threads"},
     "evaluate": {"episodes", "deterministic", "render", "video", "seed"},
 }
@@ -926,12 +926,12 @@ def choose_compile(args):
     return bool(args.compile)
 
 
-def compiled_backward_pass(net):
-    """`backward_pass` as one program: loss, gradient and clipping."""
+def compiled_gradients(net):
+    """Compile `compute_gradients`: loss, gradient and clipping in one graph."""
     torch._dynamo.config.trace_autograd_ops = True  # minus_objective.backward() too
     pi = net.pi(torch.zeros(1, len(net.obs_moments.mean)))
-    kl_divergence(pi, pi)  # from now on torch knows its formula: the search cannot be compiled
-    return torch.compile(backward_pass, fullgraph=True, dynamic=False)
+    kl_divergence(pi, pi)  # caches the formula for its type: the lookup cannot be compiled
+    return torch.compile(compute_gradients, fullgraph=True, dynamic=False)
 
 
 def main(argv=None):

@@ -13,9 +13,10 @@ The practical algorithm of Sec. 6, "single path", in our words               her
 6  end for
 
 The paper estimates the Q-values without a critic. Here, as is usual today, advantages stand for
-them, which in expectation changes the surrogate by a constant only: GAE estimates them with a
-critic that is fitted after the policy's step (fit_critic). The network is PPO's. The paper's other
-way of sampling, "vine", is left out. "Baselines" is OpenAI's trpo_mpi.
+them, which in expectation changes the surrogate by a constant only: GAE (arXiv 1506.02438) with a
+critic that is fitted after the policy's step (fit_critic). The network is that of PPO (arXiv
+1707.06347). The paper's other way of sampling, "vine", is left out. Every step that the paper
+leaves out is marked "not in the paper"; "Baselines" is OpenAI's trpo_mpi.
 
   python trpo_continuous.py                              learn CartPole-v1
   python trpo_continuous.py --env-id HalfCheetah-v5      a million steps, Box actions
@@ -65,18 +66,18 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     "trust region, Sec. 6, App. C and E of the paper",
     ("max-kl", 0.01, (float, 1e-12), "δ", "of Eq. 14, the paper's"),
     ("cg-iters", 10, (int, 1), "k", "iterations of conjugate gradient, the paper's"),
-    ("cg-damping", 0.1, (float, 0), "DAMPING", "added to A's diagonal (Baselines')"),
+    ("cg-damping", 0.1, (float, 0), "DAMPING", "not in the paper: on A's diagonal (Baselines)"),
     ("fvp-fraction", 1.0, (float, 1e-9, 1), "SHARE", "of states A averages over; App. C.1: 0.1"),
-    ("line-search-steps", 10, (int, 1), "TRIES", "of the line search (Baselines')"),
-    ("backtrack-coef", 0.8, (float, 0.01, 0.99), "FACTOR", "of β on failing (Spinning Up's)"),
+    ("line-search-steps", 10, (int, 1), "TRIES", "tries of the line search (Baselines')"),
+    ("backtrack-coef", 0.8, (float, 0.01, 0.99), "FACTOR", "of β per failed try (Spinning Up's)"),
     "batch",
     ("num-envs", 1, (int, 1), "N", "number of actors"),
-    ("num-steps", 1024, (int, 1), "T", "horizon: steps of each actor in a rollout (Baselines')"),
-    ("gamma", 0.99, (float, 0, 1), "γ", "discount, the paper's"),
+    ("num-steps", 1024, (int, 1), "T", "steps of each actor in a rollout (Baselines: 1024)"),
+    ("gamma", 0.99, (float, 0, 1), "γ", "discount (the paper: 0.99)"),
     "critic and GAE; not in the paper; in OpenAI's Baselines",
     ("gae-lambda", 0.98, (float, 0, 1), "λ", "of GAE; 1: Monte-Carlo returns"),
     ("num-epochs", 5, (int, 1), "K", "the critic's passes over a rollout"),
-    ("minibatch-size", 64, (int, 1), "M", "samples in a minibatch of the critic's"),
+    ("minibatch-size", 64, (int, 1), "M", "samples in one of the critic's minibatches"),
     ("learning-rate", 1e-3, (float, 0), "LR", "Adam's step size for the critic"),
     ("norm-obs", True, bool, None, "normalise observations, clip them at ±10"),
     ("norm-reward", True, bool, None, "divide rewards by the std of returns, clip them at ±10"),
@@ -127,7 +128,7 @@ def train(args, checkpoint=None):
                 scale_rewards(batch, net.return_moments)
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 3
             stats = update(net, optimizer, batch, args)  # line 4
-            if args.norm_obs:  # not in the paper; this moves π, by a KL that δ does not bound
+            if args.norm_obs:  # not in the paper (--no-norm-obs); moves π by a KL not bounded by δ
                 net.obs_moments.add(batch.raw_obs.flatten(0, 1))
             run.log(episodes, stats)
 
@@ -203,16 +204,6 @@ class RunningMoments(nn.Module):
         self.count.copy_(total)
 
 
-def select(x, indices):
-    """Some rows of a tensor; of a policy π(·|s), some of its states."""
-    if isinstance(x, torch.Tensor):
-        return x[indices]
-    if isinstance(x, Categorical):
-        return Categorical(logits=x.logits[indices], validate_args=False)
-    normal = Normal(x.base_dist.loc[indices], x.base_dist.scale[indices], validate_args=False)
-    return Independent(normal, 1, validate_args=False)
-
-
 # ------------------------------------------------------------------------------------- Rollout
 
 
@@ -260,9 +251,34 @@ def rollout(envs, net, batch):
     batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
     batch.values[:-1] = values.view(num_steps, -1)
     batch.values[-1] = net(net.normalise(torch.from_numpy(envs.obs)))[1]
-    for t, n, obs in cut:  # not in the paper: after a time limit V stands for the rest
+    for t, n, obs in cut:  # not in the paper: at a time limit, bootstrap from V
         batch.final_values[t, n] = net(net.normalise(torch.from_numpy(obs)))[1]
     return episodes
+
+
+def numpy_policy(net, num_steps, num_envs):
+    """π_θ in numpy, since torch takes five times as long for a single observation.
+
+    Returns a function of t = 0, ..., T - 1 and raw obs (N, observation size) that samples actions.
+    """
+    linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
+    *hidden, head = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
+    mean, std = net.obs_moments.mean.numpy(), (net.obs_moments.var + 1e-8).sqrt().numpy()
+    noise = torch.empty(num_steps, num_envs, len(head[1]))
+    if net.log_std is None:
+        noise = noise.exponential_().log().neg().numpy()  # Gumbel's: argmax(logits + noise) ~ π
+    else:
+        noise = (noise.normal_() * net.log_std.detach().exp()).numpy()
+
+    def policy(t, obs):
+        x = ((obs - mean) / std).clip(-10, 10) if net.norm_obs else obs
+        x = x.astype(np.float32)
+        for weight, bias in hidden:
+            x = np.tanh(x @ weight + bias)
+        out = x @ head[0] + head[1] + noise[t]
+        return out.argmax(-1) if net.log_std is None else out
+
+    return policy
 
 
 # ---------------------------------------------------------------------------------- Advantages
@@ -273,7 +289,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
     terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11.
+    Either ends the sum of Eq. 11. Not in the paper, whose Eq. 11 and 12 know no episode's end.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
@@ -401,8 +417,9 @@ def trust_region_step(net, samples, args):
 
     obs, old = samples.obs, samples.pi
     if args.fvp_fraction < 1:
-        some = torch.randperm(len(obs))[: math.ceil(args.fvp_fraction * len(obs))]
-        obs, old = select(obs, some), select(old, some)
+        obs = obs[torch.randperm(len(obs))[: math.ceil(args.fvp_fraction * len(obs))]]
+        with torch.no_grad():
+            old = net.pi(obs)  # θ is still θ_old
     product = fisher_vector_product(old, net.pi(obs), weights)
 
     def damped(y):  # not in the paper: Baselines' damping (--cg-damping 0)
@@ -450,7 +467,7 @@ def update(net, optimizer, batch, args):
     Returns the scalars to log; FloatingPointError if one is not finite.
     """
     advantages = batch.advantages.flatten()  # (T, N) -> (T·N,)
-    if args.norm_adv == "rollout":  # not in the paper; the scale does not matter: β s is the same
+    if args.norm_adv == "rollout":  # not in the paper (--norm-adv none); scaling leaves β s alone
         advantages = standardise(advantages)
     samples = SimpleNamespace(obs=batch.obs, actions=batch.actions.flatten(0, 1), pi=batch.pi,
                               log_probs=batch.log_probs, advantages=advantages)  # fmt: skip
@@ -539,31 +556,6 @@ class Environments:
     def _check(self, *seen):
         if not all(np.isfinite(x).all() for x in seen):
             raise FloatingPointError(f"the environment gave {' and '.join(map(str, seen))}")
-
-
-def numpy_policy(net, num_steps, num_envs):
-    """π_θ in numpy, since torch takes five times as long for a single observation.
-
-    Returns a function of t = 0, ..., T - 1 and raw obs (N, observation size) that samples actions.
-    """
-    linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
-    *hidden, head = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
-    mean, std = net.obs_moments.mean.numpy(), (net.obs_moments.var + 1e-8).sqrt().numpy()
-    noise = torch.empty(num_steps, num_envs, len(head[1]))
-    if net.log_std is None:
-        noise = noise.exponential_().log().neg().numpy()  # Gumbel's: argmax(logits + noise) ~ π
-    else:
-        noise = (noise.normal_() * net.log_std.detach().exp()).numpy()
-
-    def policy(t, obs):
-        x = ((obs - mean) / std).clip(-10, 10) if net.norm_obs else obs
-        x = x.astype(np.float32)
-        for weight, bias in hidden:
-            x = np.tanh(x @ weight + bias)
-        out = x @ head[0] + head[1] + noise[t]
-        return out.argmax(-1) if net.log_std is None else out
-
-    return policy
 
 
 # ------------------------------------------------------------------------------------- Records
@@ -837,7 +829,7 @@ def evaluate(args, checkpoint):
 
 SCRIPT = Path(__file__).name
 ROWS = {row[0].replace("-", "_"): row for row in SETTINGS if isinstance(row, tuple)}
-CHANGEABLE = {  # what may be said beside --resume or --evaluate
+CHANGEABLE = {  # flags allowed beside --resume or --evaluate
     "resume": {"total_steps", "goal_score", "threads"},
     "evaluate": {"episodes", "deterministic", "render", "video", "seed"},
 }

@@ -640,7 +640,7 @@ def first_update(seed, env_id="Hopper-v5"):
     ppo.scale_rewards(batch, net.return_moments)
     ppo.estimate_advantages(batch, args.gamma, args.gae_lambda)
     old = parameters_to_vector(net.parameters()).detach()
-    ppo.update(ppo.backward_pass, net, optimizer, batch, *ppo.anneal(args, 0),
+    ppo.update(ppo.compute_gradients, net, optimizer, batch, *ppo.anneal(args, 0),
                ppo.Penalty(args.kl_beta).beta, args)  # fmt: skip
     return args, batch, net, old, parameters_to_vector(net.parameters()).detach()
 

@@ -69,6 +69,13 @@ def test_games_play_as_the_scalar_environment(name):
     assert not ends or lost > ended > 0
 
 
+def test_a_game_without_noop_can_be_watched():
+    env = make_scalar_env("ALE/Backgammon-v5")
+    assert env.unwrapped.get_action_meanings()[0] == "FIRE"
+    obs, _ = env.reset(seed=1)
+    assert obs.shape == (4, 84, 84)
+
+
 def test_a_game_starts_with_fire_and_a_random_number_of_noops():
     games = Games("BreakoutNoFrameskip-v4", num_envs=8, threads=2)
     games.reset(seed=11)

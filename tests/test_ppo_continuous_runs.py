@@ -66,7 +66,7 @@ def test_a_run_leaves_its_records(finished):
 
     scalars = events(run_dir)
     assert set(scalars) == {
-        "beta", "clip_fraction", "entropy", "explained_variance", "grad_norm", "kl",
+        "clip_fraction", "entropy", "explained_variance", "grad_norm", "kl",
         "learning_rate", "policy_loss", "score", "steps_per_second", "value_loss", "weight_norm",
     }  # fmt: skip
     for name in scalars.keys() - {"score"}:  # which there is none of before an episode is over
