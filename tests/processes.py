@@ -130,13 +130,6 @@ class Script:
         self.main(*flags, *steps, "--run-dir", run_dir)
         return drawn
 
-    def import_does_nothing(self):
-        before = {p.name for p in ROOT.iterdir()}
-        done = subprocess.run([sys.executable, "-c", f"import {self.name}"], cwd=ROOT, text=True,
-                              capture_output=True, check=True)  # fmt: skip
-        assert (done.stdout, done.stderr) == ("", "")
-        return {p.name for p in ROOT.iterdir()} - before <= {"__pycache__"}
-
 
 def one_line(err, *words):
     """Standard error is one line that holds these words."""

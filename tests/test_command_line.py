@@ -2,10 +2,12 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from processes import Script
+from processes import ROOT, Script
 
 import ppo_atari
 import ppo_continuous
@@ -13,6 +15,17 @@ import trpo_continuous
 
 SMALL = ["--num-envs", "2", "--num-steps", "16", "--minibatch-size", "32", "--num-epochs", "1",
          "--threads", "1"]  # fmt: skip
+
+
+def test_import_does_nothing():
+    """But that torch, which ppo_atari.py loads, has read that timings may decide nothing."""
+    before = {path.name for path in ROOT.iterdir()}
+    code = ("import ppo_atari, ppo_continuous, trpo_continuous\n"
+            "import torch._inductor.config\n"
+            "assert torch._inductor.config.deterministic")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert {path.name for path in ROOT.iterdir()} - before <= {"__pycache__"}
 
 
 @pytest.mark.parametrize("module, flags, steps", [
@@ -72,7 +85,7 @@ def test_the_choice_to_compile_is_kept_and_holds_on_resuming(
     compiled, run_dir, script = [], tmp_path / "run", Script(module)
     if module is ppo_atari:  # 100 games are soon over
         settings = module.game_settings
-        short = {"max_num_frames_per_episode": 60}
+        short = {"max_num_frames_per_episode": 40}
         monkeypatch.setattr(module, "game_settings", lambda env_id: settings(env_id) | short)
     monkeypatch.setattr(
         module.torch, "compile", lambda function, **kwargs: compiled.append(function) or function

@@ -249,17 +249,6 @@ def test_progress_is_a_bar_in_a_terminal(tmp_path, monkeypatch, capsys):
     assert re.search(r"\r100%\|.*\| 64/64 \[.*steps/s, episode 0, mean of last 100: nan\]", out)
 
 
-def test_what_is_compiled_does_not_depend_on_timings():
-    """The script's import comes before that of torch, which reads the variable."""
-    _, err = run("--help", before="import torch._inductor.config as inductor\n"
-                 "assert inductor.deterministic")  # fmt: skip
-    assert err == ""
-
-
-def test_import_does_nothing():
-    assert SCRIPT.import_does_nothing()
-
-
 def test_goal_score_stops_and_saves(tmp_path, short_games, capsys):
     run_dir = tmp_path / "run"
     flags = [*SMALL, "--total-steps", "1000000", "--goal-score", "-1", "--run-dir", str(run_dir)]

@@ -89,10 +89,6 @@ def test_the_picture_is_redrawn_every_ten_seconds_at_most(tmp_path, monkeypatch)
     assert SCRIPT.pictures_of_a_slow_run(monkeypatch, tmp_path / "run", *SMALL) == [3, 6, 8]
 
 
-def test_import_does_nothing():
-    assert SCRIPT.import_does_nothing()
-
-
 def test_goal_score_stops_and_saves_and_the_best_plays(tmp_path, capsys):
     run_dir = tmp_path / "run"
     flags = [*SMALL, "--max-kl", 0.01, "--goal-score", 25, "--run-dir", run_dir]
@@ -114,11 +110,9 @@ def test_goal_score_stops_and_saves_and_the_best_plays(tmp_path, capsys):
 # -------------------------------------------------------------------------------------- Resume
 
 
-@pytest.mark.parametrize("flags", [
-    ["--env-id", "CartPole-v1"], ["--env-id", "Pendulum-v1", "--fvp-fraction", "0.5"],
-])  # fmt: skip
-def test_a_killed_run_resumes_bit_for_bit(flags, tmp_path):
-    flags = [*SMALL, *flags, "--total-steps", 64 * 60, "--checkpoint-every", 7]
+def test_a_killed_run_resumes_bit_for_bit(tmp_path):
+    flags = [*SMALL, "--env-id", "Pendulum-v1", "--fvp-fraction", "0.5", "--total-steps", 64 * 60,
+             "--checkpoint-every", 7]  # fmt: skip
     SCRIPT.main(*flags, "--run-dir", tmp_path / "whole")
     broken = tmp_path / "broken"
     process = start(*flags, "--run-dir", broken)
