@@ -106,7 +106,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     "run",
     ("run-dir", None, (str,), "DIR", "new directory (default: runs/, then the run's name)"),
     ("checkpoint-every", None, (int, 1), "ITERATIONS",
-     "also restarts the games; default: about 15 times in a run"),
+     "also restarts the games; default: about 15 times in a run, at least 4 apart"),
     ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 games"),
     ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings; of them "
      "--total-steps (and with it α), --goal-score, --cuda and --threads can be changed"),
@@ -832,7 +832,7 @@ def parse_args(argv=None):
         fail(f"{PROCESSES} processes: need a divisor of N = {args.num_envs} and of M = "
              f"{args.minibatch_size}")  # fmt: skip
     game_settings(args.env_id)  # fails if it is not a game
-    args.checkpoint_every = args.checkpoint_every or max(1, args.num_iterations // 15)
+    args.checkpoint_every = args.checkpoint_every or max(4, args.num_iterations // 15)
     name = f"{Path(SCRIPT).stem}-{args.env_id.replace('/', '-')}-seed{args.seed}"
     args.run_dir = args.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return args, checkpoint

@@ -98,7 +98,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     "run",
     ("run-dir", None, (str,), "DIR", "new directory (default: runs/, then the run's name)"),
     ("checkpoint-every", None, (int, 1), "ITERATIONS",
-     "also restarts the episodes; default: about 15 times in a run"),
+     "also restarts the episodes; default: about 15 times in a run, at least 4 apart"),
     ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 episodes"),
     ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings; of them "
      "--total-steps (and with it α), --goal-score and --threads can be changed"),
@@ -906,7 +906,7 @@ def parse_args(argv=None):
         fail(f"--minibatch-size {args.minibatch_size}: need a divisor of T × N = {args.batch_size}")
     if args.num_iterations == 0:
         fail(f"--total-steps {args.total_steps}: need at least T × N = {args.batch_size}")
-    args.checkpoint_every = args.checkpoint_every or max(1, args.num_iterations // 15)
+    args.checkpoint_every = args.checkpoint_every or max(4, args.num_iterations // 15)
     name = f"{Path(SCRIPT).stem}-{args.env_id.replace('/', '-')}-seed{args.seed}"
     args.run_dir = args.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     return args, checkpoint

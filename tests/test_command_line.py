@@ -77,6 +77,14 @@ def test_long_runs_are_compiled_where_a_compiler_is_found(
     assert out.startswith(said) and len(out.splitlines()) == bool(said)
 
 
+@pytest.mark.parametrize("module", [ppo_atari, ppo_continuous, trpo_continuous])
+def test_checkpoints_are_about_15_in_a_run_and_4_iterations_apart(module):
+    """In a short run no episode would end if every iteration began with new ones."""
+    for iterations, every in ((1, 4), (20, 4), (75, 5), (3000, 200)):
+        args, _ = module.parse_args([*SMALL, "--total-steps", str(32 * iterations)])
+        assert (args.num_iterations, args.checkpoint_every) == (iterations, every)
+
+
 @pytest.mark.parametrize("module, goal", [(ppo_atari, -1), (ppo_continuous, 1)])
 def test_the_choice_to_compile_is_kept_and_holds_on_resuming(
     module, goal, tmp_path, capsys, monkeypatch
