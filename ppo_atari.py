@@ -262,7 +262,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
     terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11. Not in the paper, whose Eq. 11 and 12 know no episode's end.
+    Either ends the sum of Eq. 11. Not in the PPO paper, whose equations know no episode's end.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
@@ -466,7 +466,7 @@ class PressFireAtStart(gym.Wrapper):
 def make_scalar_env(env_id, render_mode=None, noop_max=30):
     """One game that can be shown and recorded; (4, 84, 84) frames, the same as those of `Games`."""
     env = PressFireAtStart(gym.make(env_id, frameskip=1, render_mode=render_mode))
-    if env.unwrapped.get_action_meanings()[0] != "NOOP":  # Backgammon, Video Checkers
+    if env.unwrapped.get_action_meanings()[0] != "NOOP":  # Backgammon and Video Checkers have none
         noop_max = 0
     env = AtariPreprocessing(env, noop_max=noop_max, frame_skip=4, screen_size=84)
     return FrameStackObservation(env, 4, padding_type="zero")

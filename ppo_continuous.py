@@ -131,7 +131,7 @@ def train(args, checkpoint=None):
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     penalty = Penalty(args.kl_beta)
     batch = make_batch(args.num_steps, envs)
-    gradients = compiled_gradients(net) if args.compile else compute_gradients
+    backward = compile_gradients(net) if args.compile else compute_gradients
 
     with Run(args, checkpoint, net=net, optimizer=optimizer, penalty=penalty) as run:
         for iteration in run.iterations():  # line 1
@@ -142,11 +142,11 @@ def train(args, checkpoint=None):
             if args.norm_reward:  # not in the paper (--no-norm-reward)
                 scale_rewards(batch, net.return_moments)
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
-            stats = update(gradients, net, optimizer, batch, learning_rate, clip_eps,  # line 6
+            stats = update(backward, net, optimizer, batch, learning_rate, clip_eps,  # line 6
                            penalty.beta, args)  # fmt: skip
             if args.objective == "kl-adaptive":  # Sec. 4
                 penalty.adapt(stats["kl"], args.kl_target)
-            if args.norm_obs:  # not in the paper (--no-norm-obs); after the update: π_θold is fixed
+            if args.norm_obs:  # not in the paper (--no-norm-obs); last, since it changes π
                 net.obs_moments.add(batch.raw_obs.flatten(0, 1))
             run.log(episodes, stats)
 
@@ -317,7 +317,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
     terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11. Not in the paper, whose Eq. 11 and 12 know no episode's end.
+    Either ends the sum of Eq. 11. Not in the PPO paper, whose equations know no episode's end.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
@@ -395,7 +395,7 @@ def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef
     l_policy = surrogate(objective, ratio, advantages, kl, clip_eps, beta).mean()
     l_vf = (values - minibatch.targets).square().mean()  # without ½, as in the paper
 
-    entropy = pi.entropy().mean() if ent_coef else 0.0  # S[π_θ], which takes time
+    entropy = pi.entropy().mean() if ent_coef else 0.0  # S[π_θ]; it takes time
     # Sec. 6.1: c1 is irrelevant without shared weights, but for Adam's ε and --max-grad-norm
     l_total = l_policy - vf_coef * l_vf + ent_coef * entropy  # Eq. 9
     return -l_total
@@ -440,10 +440,10 @@ def diagnose(net, samples, clip_eps, beta, args):
     }
 
 
-def update(gradients, net, optimizer, batch, learning_rate, clip_eps, beta, args):
+def update(backward, net, optimizer, batch, learning_rate, clip_eps, beta, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    gradients: `compute_gradients`, compiled or not. Returns the scalars to log; FloatingPointError
+    backward: `compute_gradients`, compiled or not. Returns the scalars to log; FloatingPointError
     if one is not finite.
     """
     samples = {
@@ -469,7 +469,7 @@ def update(gradients, net, optimizer, batch, learning_rate, clip_eps, beta, args
             part = slice(start, start + args.minibatch_size)
             minibatch = {name: select(x, part) for name, x in shuffled.items()}
             optimizer.zero_grad()
-            grad_norms.append(gradients(net, SimpleNamespace(**minibatch), clip_eps, beta, args))
+            grad_norms.append(backward(net, SimpleNamespace(**minibatch), clip_eps, beta, args))
             optimizer.step()
         # not in the paper: Spinning Up's early stop, off unless --target-kl is given
         if args.target_kl and diagnose_whole()["kl"] > 1.5 * args.target_kl:
@@ -926,7 +926,7 @@ def choose_compile(args):
     return bool(args.compile)
 
 
-def compiled_gradients(net):
+def compile_gradients(net):
     """Compile `compute_gradients`: loss, gradient and clipping in one graph."""
     torch._dynamo.config.trace_autograd_ops = True  # minus_objective.backward() too
     pi = net.pi(torch.zeros(1, len(net.obs_moments.mean)))

@@ -18,7 +18,7 @@ SMALL = ["--num-envs", "2", "--num-steps", "16", "--minibatch-size", "32", "--nu
 
 
 def test_import_does_nothing():
-    """But that torch, which ppo_atari.py loads, has read that timings may decide nothing."""
+    """ppo_atari.py alone has torch compile the same code whatever the timings."""
     before = {path.name for path in ROOT.iterdir()}
     code = ("import ppo_atari, ppo_continuous, trpo_continuous\n"
             "import torch._inductor.config\n"

@@ -289,7 +289,7 @@ def test_best_is_the_best_policy_of_all(tmp_path, short_games, capsys):
 
 def test_a_killed_run_resumes_bit_for_bit(tmp_path, short_games):
     """SIGKILL at a random moment, and once between writing a checkpoint and renaming it."""
-    flags = [*SMALL, "--total-steps", 32 * 18, "--checkpoint-every", 4]
+    flags = [*SMALL, "--total-steps", 32 * 24, "--checkpoint-every", 4]
     SCRIPT.main(*flags, "--run-dir", tmp_path / "whole")
     broken = tmp_path / "broken"
     half_written = (
@@ -305,7 +305,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, short_games):
     died = {"status": -signal.SIGKILL, "before": SHORT_GAMES + half_written}
     run(*flags, "--run-dir", broken, **died)
     assert (broken / "checkpoint.pt.tmp").exists()
-    assert iterations_in(broken / "checkpoint.pt") in range(4, 18, 4)  # the one before is whole
+    assert iterations_in(broken / "checkpoint.pt") in range(4, 24, 4)  # the one before is whole
     size = os.path.getsize(broken / "episodes.csv")
     process = start("--resume", broken, before=SHORT_GAMES)
     while os.path.getsize(broken / "episodes.csv") <= size:
@@ -314,6 +314,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, short_games):
     time.sleep(np.random.default_rng().uniform(0, 0.3))
     process.kill()
     process.communicate()
+    assert process.returncode == -signal.SIGKILL
     with open(broken / "episodes.csv", "a") as file:
         file.write("99999,1")  # a row cut short
     SCRIPT.main("--resume", broken)

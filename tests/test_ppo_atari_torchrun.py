@@ -101,8 +101,9 @@ ppo_atari.ppo_loss = loss_and_tell
 
 
 def test_two_processes_have_one_network_and_games_of_their_own(whole):
-    """The mean gradient of two halves, without a pressed FIRE and without standardised advantages,
-    is that of all samples; the episodes of both processes are in the order of their steps."""
+    """And before the run the mean gradient of two halves, without a pressed FIRE and without
+    standardised advantages, is that of all samples; episodes are gathered in order of their steps.
+    """
     run_dir, (first, second) = whole
     net, seeds, episodes, _, logged, sizes, compared = first
     other, other_seeds, other_episodes, scratch, other_logged, other_sizes, other_compared = second

@@ -110,9 +110,11 @@ def test_goal_score_stops_and_saves_and_the_best_plays(tmp_path, capsys):
 # -------------------------------------------------------------------------------------- Resume
 
 
-def test_a_killed_run_resumes_bit_for_bit(tmp_path):
-    flags = [*SMALL, "--env-id", "Pendulum-v1", "--fvp-fraction", "0.5", "--total-steps", 64 * 60,
-             "--checkpoint-every", 7]  # fmt: skip
+@pytest.mark.parametrize("flags", [
+    ["--env-id", "CartPole-v1"], ["--env-id", "Pendulum-v1", "--fvp-fraction", "0.5"],
+])  # fmt: skip
+def test_a_killed_run_resumes_bit_for_bit(flags, tmp_path):
+    flags = [*SMALL, *flags, "--total-steps", 64 * 60, "--checkpoint-every", 7]
     SCRIPT.main(*flags, "--run-dir", tmp_path / "whole")
     broken = tmp_path / "broken"
     process = start(*flags, "--run-dir", broken)
