@@ -77,7 +77,6 @@ PLAIN = (
     " --max-grad-norm 0 --adam-eps 1e-8"
 )
 PPO1 = "--norm-adv rollout --no-norm-reward --max-grad-norm 0 --anneal both"  # Baselines' first
-PPO2 = "--norm-reward --max-grad-norm 0.5 --anneal learning-rate --norm-adv"  # and its later code
 PAPER_1E_3 = "--network paper --learning-rate 1e-3"  # the step size of the authors' first code
 BASELINES = "--num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate"
 
@@ -88,7 +87,7 @@ SB3 = "--num-epochs 4 --vf-coef 0.5 --total-steps 1000000"
 class Variant(NamedTuple):
     """A curve of a picture, a row of a table: a script with some flags, on some tasks.
 
-    place: <experiment>/<variant> of its folders; equal commands share one, and run once.
+    place: <experiment>/<variant> of its folders; equal settings share one, and run once.
     words: what it is called in pictures
     """
 
@@ -119,9 +118,9 @@ EXPERIMENTS = {
         Variant("trpo", "figure3/trpo", TRPO, MUJOCO, words="TRPO"),
     ],
     "steps": [
-        Variant("minibatch", "steps/minibatch", PPO, MUJOCO, PPO2 + " minibatch", "ppo2's"),
-        Variant("rollout", "steps/rollout", PPO, MUJOCO, PPO2 + " rollout",
-                "ppo2's, advantages by rollout"),
+        Variant("minibatch", "figure3/ppo", PPO, MUJOCO, words="the defaults, ppo2's"),
+        Variant("rollout", "steps/rollout", PPO, MUJOCO, "--norm-adv rollout",
+                "advantages by rollout"),
         Variant("ppo1", "steps/ppo1", PPO, MUJOCO, PPO1, "ppo1's"),
         Variant("plain", "table1-plain/clip-0.2", PPO, MUJOCO, PLAIN, "none of them"),
     ],
@@ -510,6 +509,24 @@ def score_table(scores, published=compare.PUBLISHED):
     return "\n".join([markdown(header, rows), "", *notes])
 
 
+def rivals(scores, whose="PPO paper's Fig. 3, by eye"):
+    """A row a task, a column a variant, and how many of the published scores each one reaches."""
+    published, rows, seeds = compare.PUBLISHED[whose]["PPO"], [], []
+    for task in sorted({task for own in scores.values() for task in own}):
+        cells = []
+        for own in scores.values():
+            values = own.get(task, np.array([np.nan]))
+            cells.append(f"{spread(values)} {'✓' if values.mean() >= published[task] else '✗'}")
+        rows.append([task, f"{published[task]:g}", *cells])
+    for own in scores.values():
+        few, many = min(map(len, own.values())), max(map(len, own.values()))
+        seeds.append(f"{few} to {many}" if few < many else few)
+    reached = [f"{sum(cell.endswith('✓') for cell in column)} of {len(rows)}"
+               for column in list(zip(*rows, strict=True))[2:]]  # fmt: skip
+    rows += [["at or above", "", *reached], ["seeds", "", *seeds]]
+    return markdown(["task", whose, *scores], rows)
+
+
 def table1(scores, out):
     """The scores of every task; then Table 1 beside the paper's, and its picture."""
     rows = {row: scores[row] for row in TABLE1 if row in scores}
@@ -579,6 +596,8 @@ def report(experiment, args):
         print("No run is finished.")
     elif experiment.startswith("table1"):
         print(table1(scores, out))
+    elif experiment == "steps":
+        print(rivals(scores))
     else:
         print(score_table(scores, published))
     if curves and not experiment.startswith("table1"):

@@ -119,7 +119,7 @@ def test_continuous_integration_runs_the_same_test_command():
 
 
 @pytest.mark.parametrize("experiment, length", [
-    ("small-tasks", 8), ("figure3", 14), ("table1", 11), ("precision", 3),
+    ("small-tasks", 8), ("figure3", 14), ("steps", 9), ("table1", 11), ("precision", 3),
 ])  # fmt: skip
 def test_tables_of_results_are_those_of_the_data(experiment, length, tmp_path):
     args = Namespace(data_dir=reproduce.compare.DATA)
@@ -127,6 +127,8 @@ def test_tables_of_results_are_those_of_the_data(experiment, length, tmp_path):
     if experiment == "table1":
         text = reproduce.table1(scores, tmp_path / "picture")
         text = text[text.index("| objective") :]
+    elif experiment == "steps":
+        text = reproduce.rivals(scores)
     else:
         published = {} if experiment in reproduce.SHORT else reproduce.compare.PUBLISHED
         text = reproduce.score_table(scores, published)

@@ -126,15 +126,41 @@ def put(place, env_id, seed, returns, folder, last=1000, total=1000):
 # --------------------------------------------------------------------------------- Experiments
 
 
-def test_no_command_has_two_places_and_no_place_two_commands():
-    places, commands = {}, {}
+def test_no_settings_have_two_places_and_no_place_two_settings():
+    """Of a task. A flag that names its default changes no setting, nor does a folder's name."""
+    places, settings = {}, {}
     for variants in reproduce.EXPERIMENTS.values():
         for v in variants:
             for task in v.tasks:
-                words = (v.script, task, *sorted(v.flags.split()))
-                assert places.setdefault(words, v.place) == v.place
-                assert commands.setdefault((v.place, task), words) == words
+                its = [v.script, task]
+                if v.script:
+                    module = __import__(Path(v.script).stem)
+                    flags = ["--env-id", task, *v.flags.split(), "--run-dir", "any"]
+                    its += sorted(vars(module.parse_args(flags)[0]).items())
+                assert places.setdefault(str(its), v.place) == v.place
+                assert settings.setdefault((v.place, task), its) == its
     assert len({place for place in places.values() if place.startswith("table1/")}) == 11
+
+
+def test_kept_runs_have_the_settings_of_their_place():
+    """Those that change learning; --norm-adv was once a switch, for minibatches in PPO."""
+    of_a_run = {"seed", "threads", "compile", "cuda", "run_dir", "resume"}
+    checked = 0
+    for v in (v for variants in reproduce.EXPERIMENTS.values() for v in variants if v.script):
+        module = __import__(Path(v.script).stem)
+        for task in v.tasks:
+            args, _ = module.parse_args(["--env-id", task, *v.flags.split()])
+            folder = reproduce.compare.data_file(v.place, task, 1, reproduce.compare.DATA).parent
+            for path in folder.glob("seed*.json"):
+                its = json.loads(path.read_text())["settings"]
+                if its.get("norm_adv") is True:
+                    its["norm_adv"] = (
+                        "rollout" if module.__name__.startswith("trpo") else "minibatch"
+                    )
+                for name in (its.keys() & vars(args).keys()) - of_a_run:
+                    assert its[name] == getattr(args, name), (path, name)
+                checked += 1
+    assert checked > 100
 
 
 @pytest.mark.parametrize("experiment", reproduce.EXPERIMENTS)
@@ -156,6 +182,17 @@ def test_the_scripts_take_the_commands(experiment):
             assert plain == (args.norm_adv == "none") == (experiment == "table1-plain")
             numbers = (args.anneal, args.max_grad_norm, args.adam_eps)
             assert not plain or numbers == ("none", 0, 1e-8)
+        if experiment == "steps":
+            its = (args.norm_adv, args.norm_reward, args.max_grad_norm, args.anneal, args.norm_obs)
+            assert (
+                its
+                == {
+                    "minibatch": ("minibatch", True, 0.5, "learning-rate", True),
+                    "rollout": ("rollout", True, 0.5, "learning-rate", True),
+                    "ppo1": ("rollout", False, 0, "both", True),
+                    "plain": ("none", False, 0, "none", False),
+                }[name]
+            )
 
 
 def test_the_paper_s_column_of_table_1():
@@ -482,6 +519,25 @@ def test_the_table_beside_published_scores(tmp_path, capsys):
     assert np.asarray(Image.open(tmp_path / "figure3.png")).std() > 10
     svg = (tmp_path / "figure3.svg").read_text()
     assert "PPO, bfloat16, 1 seed" in svg and "TRPO, 3 seeds" in svg
+
+
+def test_the_steps_side_by_side(tmp_path, capsys):
+    for place, env_id, levels in (
+        ("figure3/ppo", "Hopper-v5", (2000, 2400, 2900)), ("figure3/ppo", "Swimmer-v5", (107,)),
+        ("steps/ppo1", "Hopper-v5", (2000, 2400)), ("steps/rollout", "Swimmer-v5", (108,)),
+    ):  # fmt: skip
+        for k, level in enumerate(levels):
+            put(place, env_id, k + 1, [level] * 100, tmp_path)
+    reproduce.main(["steps", "--draw-only", f"--data-dir={tmp_path}", f"--out={tmp_path}"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "| task | PPO paper's Fig. 3, by eye | minibatch | rollout | ppo1 |"
+    assert lines[2:6] == [
+        "| Hopper-v5 | 2330 | 2433.3 ± 450.9 ✓ | – ✗ | 2200.0 ± 282.8 ✗ |",
+        "| Swimmer-v5 | 108 | 107.0 ✗ | 108.0 ✓ | – ✗ |",
+        "| at or above |  | 1 of 2 | 1 of 2 | 0 of 2 |",
+        "| seeds |  | 1 to 3 | 1 | 2 |",
+    ]
+    assert np.asarray(Image.open(tmp_path / "steps.png")).std() > 10
 
 
 def test_table_1(tmp_path, capsys):
