@@ -125,9 +125,10 @@ def train(args, checkpoint=None):
     """Algorithm 1 of the paper. `checkpoint` is that of the run to resume."""
     device = torch.device("cuda" if args.cuda else "cpu")
     torch.manual_seed(args.seed)
+    # torchrun's PROCESSES (without it 1) share out N; RANK is this one's number, from 0
     games = Games(args.env_id, args.num_envs // PROCESSES, args.threads, pin_memory=args.cuda)
     net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
-    args.seed += RANK << 64  # torchrun's processes: the same weights, their own games and actions
+    args.seed += RANK << 64  # the same weights everywhere, but games and actions of their own
     # not in the paper: Baselines' ε for Adam (--adam-eps 1e-8); `update` sets the step size
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     batch = make_batch(args.num_steps, len(games.frames), device)
@@ -146,7 +147,7 @@ def train(args, checkpoint=None):
 
     with Run(args, checkpoint, net=net, optimizer=optimizer) as run:
         for iteration in run.iterations():  # line 1
-            if run.at_checkpoint:  # not in the paper: restart, as a resumed run does
+            if run.at_checkpoint:  # not in the paper: restart (--checkpoint-every)
                 games.reset(run.seed)
             learning_rate, clip_eps = anneal(args, iteration)
             episodes = rollout(games, policy, batch)  # lines 2, 3
@@ -185,7 +186,7 @@ class ActorCritic(nn.Module):
                     gain = {self.policy_head: 0.01, self.value_head: 1.0}.get(layer, 2**0.5)
                     nn.init.orthogonal_(layer.weight, gain)
                     nn.init.zeros_(layer.bias)
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # as the frames are stored: fastest
 
     def forward(self, frames):
         """frames (B, 84, 84, 4) uint8 -> logits (B, number of actions), values (B,), float32."""
@@ -322,7 +323,7 @@ def ppo_loss(logits, values, minibatch, clip_eps, vf_coef, ent_coef, norm_adv, c
     entropy = masked_mean(-(log_pi.exp() * log_pi).sum(-1), mask)  # S[π_θ]
 
     value_errors = (values - minibatch.targets).square()
-    if clip_value_loss:  # not in the paper: Baselines' value clipping
+    if clip_value_loss:  # not in the paper: Baselines' (--clip-value-loss)
         clipped_values = minibatch.values + (values - minibatch.values).clamp(-clip_eps, clip_eps)
         value_errors = torch.max(value_errors, (clipped_values - minibatch.targets).square())
     l_vf = value_errors.mean()  # without ½, as in the paper
@@ -344,8 +345,9 @@ def anneal(args, iteration):
 def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    loss(minibatch, ε) returns what `ppo_loss` does. Returns the scalars to log, STATS averaged over
-    minibatches; FloatingPointError if one of them or the weights' norm is not finite.
+    loss(minibatch, ε) returns what `ppo_loss` does. Returns the scalars to log: STATS averaged over
+    minibatches and processes, and this process's explained variance. FloatingPointError if one of
+    STATS or the weights' norm is not finite.
     """
     device = batch.frames.device
     names = ("frames", "actions", "log_probs", "policy_mask", "advantages", "targets")
@@ -466,7 +468,7 @@ class PressFireAtStart(gym.Wrapper):
 def make_scalar_env(env_id, render_mode=None, noop_max=30):
     """One game that can be shown and recorded; (4, 84, 84) frames, the same as those of `Games`."""
     env = PressFireAtStart(gym.make(env_id, frameskip=1, render_mode=render_mode))
-    if env.unwrapped.get_action_meanings()[0] != "NOOP":  # Backgammon and Video Checkers have none
+    if env.unwrapped.get_action_meanings()[0] != "NOOP":  # Backgammon, Video Checkers: refused
         noop_max = 0
     env = AtariPreprocessing(env, noop_max=noop_max, frame_skip=4, screen_size=84)
     return FrameStackObservation(env, 4, padding_type="zero")
@@ -538,9 +540,9 @@ class Run(AbstractContextManager):
                         unit=" steps", file=sys.stdout, **style)  # fmt: skip
 
     def __exit__(self, kind, error, traceback):
-        for record in (self.bar, self.csv, self.events):
+        for end in (self.bar.close, self.csv.close, self.events.close, self.save_best):
             with suppress(OSError):  # a full disk, reported below
-                record.close()
+                end()
         if kind is None:
             print(f"finished: {self.step:,} steps, mean of the last 100 episodes {self.score:.1f}, "
                   f"{(time.time() - self.started) / 60:.0f} min, {self.run_dir}")  # fmt: skip
@@ -611,16 +613,25 @@ class Run(AbstractContextManager):
 
     def save(self):
         """Write checkpoint.pt, best.pt if there is a better one, the picture if it is 10 s old."""
-        state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best}
-        if self.best_policy is not None:
-            save_checkpoint(self.run_dir / "best.pt", state | self.best_policy)
-            self.best_policy = None
-        state |= {name: part.state_dict() for name, part in self.learned.items()}
+        self.save_best()
+        state = {name: part.state_dict() for name, part in self.learned.items()}
         seconds = time.time() - self.started
         state |= {"step": self.step, "episodes": self.episodes, "seconds": seconds}
-        save_checkpoint(self.run_dir / "checkpoint.pt", state)
+        self._save("checkpoint.pt", state)
         if time.time() - self.last_picture > 10:
             self.draw()
+
+    def save_best(self):
+        if self.best_policy is not None:
+            self._save("best.pt", self.best_policy)
+            self.best_policy = None
+
+    def _save(self, name, state):
+        """Save plain data, whole."""
+        state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best} | state
+        buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
+        torch.save(state, buffer)
+        write_whole(self.run_dir / name, buffer.getbuffer())
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
@@ -647,13 +658,6 @@ def write_whole(path, contents):
     beside = path.with_name(path.name + ".tmp")
     beside.write_bytes(contents)
     os.replace(beside, path)
-
-
-def save_checkpoint(path, state):
-    """Save plain data, whole."""
-    buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
-    torch.save(state, buffer)
-    write_whole(path, buffer.getbuffer())
 
 
 def newest_run():
@@ -804,7 +808,7 @@ def parse_args(argv=None):
     flag = next((flag for flag in CHANGEABLE if flag in given), None)
     if flag is not None:
         for name in given.keys() - CHANGEABLE[flag] - {flag}:
-            fail(f"--{ROWS[name][0]}: --{flag} takes it from the checkpoint; leave it out")
+            fail(f"--{ROWS[name][0]}: leave it out; --{flag} goes by the checkpoint's settings")
         if given[flag] is None:
             given[flag] = newest_run()
         checkpoint = load_checkpoint(Path(given[flag]), flag)
@@ -852,8 +856,8 @@ def choose_compile(args):
     return bool(args.compile)
 
 
-# torchrun starts several processes. They share out N and M and average their gradients, as in ppo1.
-# Not in the paper: each standardises the advantages of its own part alone.
+# torchrun starts several processes. They share out N and M and average their gradients, and each
+# standardises the advantages of its own part, as in ppo1.
 TOGETHER = dist.is_torchelastic_launched()
 RANK = int(os.environ["RANK"]) if TOGETHER else 0
 PROCESSES = int(os.environ["WORLD_SIZE"]) if TOGETHER else 1
@@ -920,8 +924,8 @@ def main(argv=None):
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except OSError as e:
-        path = e.filename or args.run_dir
-        fail(f"{path}: {e.strerror}; a new run needs a new --run-dir")
+        hint = "; a new run needs a new --run-dir" if isinstance(e, FileExistsError) else ""
+        fail(f"{e.filename or args.run_dir}: {e.strerror}{hint}")
 
 
 if __name__ == "__main__":

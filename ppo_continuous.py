@@ -37,7 +37,6 @@ import sysconfig
 import time
 import warnings
 from contextlib import AbstractContextManager, suppress
-from functools import partial
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -77,7 +76,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
      "L^CLIP of Eq. 7; L^KLPEN of Eq. 8 with β adaptive or fixed; none: L^CPI of Eq. 6"),
     ("clip-eps", 0.2, (float, 0), "ε", "clipping parameter of Eq. 7"),
     ("kl-target", 0.01, (float, 1e-12), "d_targ", "KL that the adaptive β of Sec. 4 aims at"),
-    ("kl-beta", 1.0, (float, 0), "β", "of Eq. 8; where adaptive, its first value"),
+    ("kl-beta", 1.0, (float, 1e-12), "β", "of Eq. 8; where adaptive, its first value"),
     ("vf-coef", 1.0, (float, 0), "c1", "of Eq. 9, whose L^VF has no factor ½"),
     ("ent-coef", 0.0, (float, 0), "c2", "of Eq. 9"),
     "not in the paper; in OpenAI's Baselines",
@@ -91,7 +90,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("max-grad-norm", 0.5, (float, 0), "NORM", "clip the gradient's norm; 0 disables"),
     ("adam-eps", 1e-5, (float, 0), "EPS", "Adam's ε (PyTorch: 1e-8)"),
     "not in the paper; in Spinning Up",
-    ("target-kl", None, (float, 0), "KL", "end the epochs of an update once its KL is 1.5 × this"),
+    ("target-kl", None, (float, 1e-12), "KL", "end an update's epochs once its KL is 1.5 × this"),
     "machine",
     ("compile", None, bool, None, "torch.compile [from 500_000 steps on]"),
     ("threads", 1, (int, 1, 1024), "THREADS", "of torch; more than 1 slows networks this small"),
@@ -131,19 +130,19 @@ def train(args, checkpoint=None):
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     penalty = Penalty(args.kl_beta)
     batch = make_batch(args.num_steps, envs)
-    backward = compile_gradients(net) if args.compile else compute_gradients
+    set_gradients = compile_gradients(net) if args.compile else compute_gradients
 
     with Run(args, checkpoint, net=net, optimizer=optimizer, penalty=penalty) as run:
         for iteration in run.iterations():  # line 1
-            if run.at_checkpoint:  # not in the paper: restart, as a resumed run does
+            if run.at_checkpoint:  # not in the paper: restart (--checkpoint-every)
                 envs.reset(run.seed)
             learning_rate, clip_eps = anneal(args, iteration)
             episodes = rollout(envs, net, batch)  # lines 2, 3
             if args.norm_reward:  # not in the paper (--no-norm-reward)
                 scale_rewards(batch, net.return_moments)
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
-            stats = update(backward, net, optimizer, batch, learning_rate, clip_eps,  # line 6
-                           penalty.beta, args)  # fmt: skip
+            stats = update(set_gradients, net, optimizer, batch, learning_rate,  # line 6
+                           clip_eps, penalty.beta, args)  # fmt: skip
             if args.objective == "kl-adaptive":  # Sec. 4
                 penalty.adapt(stats["kl"], args.kl_target)
             if args.norm_obs:  # not in the paper (--no-norm-obs); last, since it changes π
@@ -184,7 +183,8 @@ class ActorCritic(nn.Module):
         return obs.float()
 
     def pi(self, obs):
-        """π(·|s) for normalised obs (B, observation size): softmax, or independent normals."""
+        """π(·|s) for normalised obs (B, observation size): a softmax, or independent normals, whose
+        std is the same for every s (TRPO's App. D)."""
         out = self.actor(obs)
         if self.log_std is None:
             return Categorical(logits=out, validate_args=False)
@@ -287,7 +287,8 @@ def rollout(envs, net, batch):
 def numpy_policy(net, num_steps, num_envs):
     """π_θ in numpy, since torch takes five times as long for a single observation.
 
-    Returns a function of t = 0, ..., T - 1 and raw obs (N, observation size) that samples actions.
+    Returns a function of t = 0, ..., T - 1, which picks the noise, and of raw obs (N, observation
+    size) that samples actions.
     """
     linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
     *hidden, head = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
@@ -347,7 +348,7 @@ def standardise(advantages):
 def scale_rewards(batch, moments):
     """Divide a rollout's rewards by the std of all discounted returns so far; clip them at ±10.
 
-    Not in the paper: Baselines' scaling (--no-norm-reward)
+    Not in the paper: Baselines' scaling (--no-norm-reward), here once a rollout, not at every step
     """
     moments.add(batch.discounted_returns.flatten())
     batch.rewards.div_((moments.var + 1e-8).sqrt()).clamp_(-10, 10)
@@ -367,7 +368,7 @@ def surrogate(objective, ratio, advantages, kl, clip_eps, beta):
 
 
 class Penalty(nn.Module):
-    """β of Eq. 8, and its adaptation after each policy update (Sec. 4)."""
+    """β of Eq. 8, in a buffer for the checkpoints, and its adaptation after an update (Sec. 4)."""
 
     def __init__(self, beta):
         super().__init__()
@@ -440,11 +441,11 @@ def diagnose(net, samples, clip_eps, beta, args):
     }
 
 
-def update(backward, net, optimizer, batch, learning_rate, clip_eps, beta, args):
+def update(set_gradients, net, optimizer, batch, learning_rate, clip_eps, beta, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    backward: `compute_gradients`, compiled or not. Returns the scalars to log; FloatingPointError
-    if one is not finite.
+    set_gradients: `compute_gradients`, compiled or not. Returns the scalars to log;
+    FloatingPointError if one of `diagnose`, the gradient's or the weights' norm is not finite.
     """
     samples = {
         "obs": batch.obs,
@@ -458,7 +459,6 @@ def update(backward, net, optimizer, batch, learning_rate, clip_eps, beta, args)
     optimizer.param_groups[0]["lr"] = learning_rate
     clip_eps = torch.tensor(clip_eps)  # compiled code then takes any value
     whole = SimpleNamespace(**samples, pi=batch.pi)
-    diagnose_whole = partial(diagnose, net, whole, clip_eps, beta, args)
     if args.objective.startswith("kl"):  # elsewhere the loss needs no π_θold
         samples["pi"] = batch.pi
     grad_norms = []
@@ -469,12 +469,15 @@ def update(backward, net, optimizer, batch, learning_rate, clip_eps, beta, args)
             part = slice(start, start + args.minibatch_size)
             minibatch = {name: select(x, part) for name, x in shuffled.items()}
             optimizer.zero_grad()
-            grad_norms.append(backward(net, SimpleNamespace(**minibatch), clip_eps, beta, args))
+            minibatch = SimpleNamespace(**minibatch)
+            grad_norms.append(set_gradients(net, minibatch, clip_eps, beta, args))
             optimizer.step()
-        # not in the paper: Spinning Up's early stop, off unless --target-kl is given
-        if args.target_kl and diagnose_whole()["kl"] > 1.5 * args.target_kl:
-            break
-    stats = diagnose_whole() | {"grad_norm": torch.stack(grad_norms).mean().item()}
+        if args.target_kl:  # not in the paper: Spinning Up's early stop, off by default
+            kl = diagnose(net, whole, clip_eps, beta, args)["kl"]
+            if kl > 1.5 * args.target_kl:
+                break
+    stats = diagnose(net, whole, clip_eps, beta, args)
+    stats["grad_norm"] = torch.stack(grad_norms).mean().item()
     stats["weight_norm"] = nn.utils.get_total_norm(list(net.parameters())).item()
     for name, value in stats.items():
         if not math.isfinite(value):
@@ -623,9 +626,9 @@ class Run(AbstractContextManager):
                         unit=" steps", file=sys.stdout, **style)  # fmt: skip
 
     def __exit__(self, kind, error, traceback):
-        for record in (self.bar, self.csv, self.events):
+        for end in (self.bar.close, self.csv.close, self.events.close, self.save_best):
             with suppress(OSError):  # a full disk, reported below
-                record.close()
+                end()
         if kind is None:
             print(f"finished: {self.step:,} steps, mean of the last 100 episodes {self.score:.1f}, "
                   f"{(time.time() - self.started) / 60:.0f} min, {self.run_dir}")  # fmt: skip
@@ -696,16 +699,25 @@ class Run(AbstractContextManager):
 
     def save(self):
         """Write checkpoint.pt, best.pt if there is a better one, the picture if it is 10 s old."""
-        state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best}
-        if self.best_policy is not None:
-            save_checkpoint(self.run_dir / "best.pt", state | self.best_policy)
-            self.best_policy = None
-        state |= {name: part.state_dict() for name, part in self.learned.items()}
+        self.save_best()
+        state = {name: part.state_dict() for name, part in self.learned.items()}
         seconds = time.time() - self.started
         state |= {"step": self.step, "episodes": self.episodes, "seconds": seconds}
-        save_checkpoint(self.run_dir / "checkpoint.pt", state)
+        self._save("checkpoint.pt", state)
         if time.time() - self.last_picture > 10:
             self.draw()
+
+    def save_best(self):
+        if self.best_policy is not None:
+            self._save("best.pt", self.best_policy)
+            self.best_policy = None
+
+    def _save(self, name, state):
+        """Save plain data, whole."""
+        state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best} | state
+        buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
+        torch.save(state, buffer)
+        write_whole(self.run_dir / name, buffer.getbuffer())
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
@@ -732,13 +744,6 @@ def write_whole(path, contents):
     beside = path.with_name(path.name + ".tmp")
     beside.write_bytes(contents)
     os.replace(beside, path)
-
-
-def save_checkpoint(path, state):
-    """Save plain data, whole."""
-    buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
-    torch.save(state, buffer)
-    write_whole(path, buffer.getbuffer())
 
 
 def newest_run():
@@ -889,7 +894,7 @@ def parse_args(argv=None):
     flag = next((flag for flag in CHANGEABLE if flag in given), None)
     if flag is not None:
         for name in given.keys() - CHANGEABLE[flag] - {flag}:
-            fail(f"--{ROWS[name][0]}: --{flag} takes it from the checkpoint; leave it out")
+            fail(f"--{ROWS[name][0]}: leave it out; --{flag} goes by the checkpoint's settings")
         if given[flag] is None:
             given[flag] = newest_run()
         checkpoint = load_checkpoint(Path(given[flag]), flag)
@@ -948,8 +953,8 @@ def main(argv=None):
     except FloatingPointError as e:
         fail(e, 1)
     except OSError as e:
-        path = e.filename or args.run_dir
-        fail(f"{path}: {e.strerror}; a new run needs a new --run-dir")
+        hint = "; a new run needs a new --run-dir" if isinstance(e, FileExistsError) else ""
+        fail(f"{e.filename or args.run_dir}: {e.strerror}{hint}")
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ The practical algorithm of Sec. 6, "single path", in our words               her
 6  end for
 
 The paper estimates the Q-values without a critic. Here, as is usual today, advantages stand for
-them, which in expectation changes the surrogate by a constant only: GAE (arXiv 1506.02438) with a
-critic that is fitted after the policy's step (fit_critic). The network is that of PPO (arXiv
-1707.06347). The paper's other way of sampling, "vine", is left out. Every step that the paper
-leaves out is marked "not in the paper"; "Baselines" is OpenAI's trpo_mpi.
+them, which changes the surrogate by a constant only (Sec. 5) where they are exact; they are
+estimates, by GAE (arXiv 1506.02438), which is biased for λ < 1, with a critic that is fitted after
+the policy's step (fit_critic). The network is that of PPO (arXiv 1707.06347). The paper's other way
+of sampling, "vine", is left out. Every step that the paper leaves out is marked "not in the paper";
+"Baselines" is OpenAI's trpo_mpi.
 
   python trpo_continuous.py                              learn CartPole-v1
   python trpo_continuous.py --env-id HalfCheetah-v5      a million steps, Box actions
@@ -121,7 +122,7 @@ def train(args, checkpoint=None):
 
     with Run(args, checkpoint, net=net, optimizer=optimizer) as run:
         for iteration in run.iterations():  # line 1
-            if run.at_checkpoint:  # not in the paper: restart, as a resumed run does
+            if run.at_checkpoint:  # not in the paper: restart (--checkpoint-every)
                 envs.reset(run.seed)
             episodes = rollout(envs, net, batch)  # line 2
             if args.norm_reward:  # not in the paper (--no-norm-reward)
@@ -166,7 +167,8 @@ class ActorCritic(nn.Module):
         return obs.float()
 
     def pi(self, obs):
-        """π(·|s) for normalised obs (B, observation size): softmax, or independent normals."""
+        """π(·|s) for normalised obs (B, observation size): a softmax, or independent normals, whose
+        std is the same for every s (TRPO's App. D)."""
         out = self.actor(obs)
         if self.log_std is None:
             return Categorical(logits=out, validate_args=False)
@@ -259,7 +261,8 @@ def rollout(envs, net, batch):
 def numpy_policy(net, num_steps, num_envs):
     """π_θ in numpy, since torch takes five times as long for a single observation.
 
-    Returns a function of t = 0, ..., T - 1 and raw obs (N, observation size) that samples actions.
+    Returns a function of t = 0, ..., T - 1, which picks the noise, and of raw obs (N, observation
+    size) that samples actions.
     """
     linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
     *hidden, head = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
@@ -319,7 +322,7 @@ def standardise(advantages):
 def scale_rewards(batch, moments):
     """Divide a rollout's rewards by the std of all discounted returns so far; clip them at ±10.
 
-    Not in the paper: Baselines' scaling (--no-norm-reward)
+    Not in the paper: Baselines' scaling (--no-norm-reward), here once a rollout, not at every step
     """
     moments.add(batch.discounted_returns.flatten())
     batch.rewards.div_((moments.var + 1e-8).sqrt()).clamp_(-10, 10)
@@ -467,8 +470,8 @@ def update(net, optimizer, batch, args):
     Returns the scalars to log; FloatingPointError if one is not finite.
     """
     advantages = batch.advantages.flatten()  # (T, N) -> (T·N,)
-    if args.norm_adv == "rollout":  # not in the paper (--norm-adv none); scaling leaves β s alone
-        advantages = standardise(advantages)
+    if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
+        advantages = standardise(advantages)  # the scale leaves β s as it is, the shift does not
     samples = SimpleNamespace(obs=batch.obs, actions=batch.actions.flatten(0, 1), pi=batch.pi,
                               log_probs=batch.log_probs, advantages=advantages)  # fmt: skip
     stats = trust_region_step(net, samples, args)
@@ -623,9 +626,9 @@ class Run(AbstractContextManager):
                         unit=" steps", file=sys.stdout, **style)  # fmt: skip
 
     def __exit__(self, kind, error, traceback):
-        for record in (self.bar, self.csv, self.events):
+        for end in (self.bar.close, self.csv.close, self.events.close, self.save_best):
             with suppress(OSError):  # a full disk, reported below
-                record.close()
+                end()
         if kind is None:
             print(f"finished: {self.step:,} steps, mean of the last 100 episodes {self.score:.1f}, "
                   f"{(time.time() - self.started) / 60:.0f} min, {self.run_dir}")  # fmt: skip
@@ -696,16 +699,25 @@ class Run(AbstractContextManager):
 
     def save(self):
         """Write checkpoint.pt, best.pt if there is a better one, the picture if it is 10 s old."""
-        state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best}
-        if self.best_policy is not None:
-            save_checkpoint(self.run_dir / "best.pt", state | self.best_policy)
-            self.best_policy = None
-        state |= {name: part.state_dict() for name, part in self.learned.items()}
+        self.save_best()
+        state = {name: part.state_dict() for name, part in self.learned.items()}
         seconds = time.time() - self.started
         state |= {"step": self.step, "episodes": self.episodes, "seconds": seconds}
-        save_checkpoint(self.run_dir / "checkpoint.pt", state)
+        self._save("checkpoint.pt", state)
         if time.time() - self.last_picture > 10:
             self.draw()
+
+    def save_best(self):
+        if self.best_policy is not None:
+            self._save("best.pt", self.best_policy)
+            self.best_policy = None
+
+    def _save(self, name, state):
+        """Save plain data, whole."""
+        state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best} | state
+        buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
+        torch.save(state, buffer)
+        write_whole(self.run_dir / name, buffer.getbuffer())
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
@@ -732,13 +744,6 @@ def write_whole(path, contents):
     beside = path.with_name(path.name + ".tmp")
     beside.write_bytes(contents)
     os.replace(beside, path)
-
-
-def save_checkpoint(path, state):
-    """Save plain data, whole."""
-    buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
-    torch.save(state, buffer)
-    write_whole(path, buffer.getbuffer())
 
 
 def newest_run():
@@ -889,7 +894,7 @@ def parse_args(argv=None):
     flag = next((flag for flag in CHANGEABLE if flag in given), None)
     if flag is not None:
         for name in given.keys() - CHANGEABLE[flag] - {flag}:
-            fail(f"--{ROWS[name][0]}: --{flag} takes it from the checkpoint; leave it out")
+            fail(f"--{ROWS[name][0]}: leave it out; --{flag} goes by the checkpoint's settings")
         if given[flag] is None:
             given[flag] = newest_run()
         checkpoint = load_checkpoint(Path(given[flag]), flag)
@@ -923,8 +928,8 @@ def main(argv=None):
     except FloatingPointError as e:
         fail(e, 1)
     except OSError as e:
-        path = e.filename or args.run_dir
-        fail(f"{path}: {e.strerror}; a new run needs a new --run-dir")
+        hint = "; a new run needs a new --run-dir" if isinstance(e, FileExistsError) else ""
+        fail(f"{e.filename or args.run_dir}: {e.strerror}{hint}")
 
 
 if __name__ == "__main__":

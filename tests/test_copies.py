@@ -26,9 +26,8 @@ DIFFER = {  # where a pair's problems or algorithms differ, and what they say of
 EVERYWHERE = {  # what all three have, the same
     "gae", "estimate_advantages", "explained_variance", "Run", "Run.__init__",
     "Run.__exit__", "Run.iterations", "Run.score", "Run.reached", "Run.log", "Run._write",
-    "Run.save", "Run.draw", "write_whole", "save_checkpoint", "load_checkpoint", "restore",
-    "newest_run",
-    "derive_seed", "fail", "make_parser", "SCRIPT", "ROWS", "at the end",
+    "Run.save", "Run.save_best", "Run._save", "Run.draw", "write_whole", "load_checkpoint",
+    "restore", "newest_run", "derive_seed", "fail", "make_parser", "SCRIPT", "ROWS", "at the end",
 }  # fmt: skip
 
 

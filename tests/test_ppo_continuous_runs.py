@@ -182,6 +182,29 @@ def test_ctrl_c_ends_a_run_at_once_and_it_resumes_bit_for_bit(in_update, whole, 
     assert same_run(whole, run_dir)
 
 
+@pytest.mark.parametrize("error, status", [(KeyboardInterrupt, 130), (FloatingPointError, 1)])
+def test_the_best_policy_outlives_an_interruption(error, status, tmp_path, monkeypatch):
+    """Also one of an iteration after the last checkpoint: best.pt is as good as the records say."""
+    run_dir, real, updates = tmp_path / "run", ppo_continuous.update, []
+
+    def update(*args):
+        updates.append(real(*args))
+        if len(updates) == 90:
+            raise error("in the test")
+        return updates[-1]
+
+    monkeypatch.setattr(ppo_continuous, "update", update)
+    flags = [*SMALL, "--total-steps", 6400, "--checkpoint-every", 200, "--run-dir", run_dir]
+    with pytest.raises(SystemExit) as leaving:
+        SCRIPT.main(*flags)
+    assert leaving.value.code == status and iterations_in(run_dir / "checkpoint.pt") == 0
+    returns = [r for _, r, _ in rows(run_dir)]
+    best = torch.load(run_dir / "best.pt", weights_only=True)
+    means = np.convolve(returns, np.full(100, 1 / 100), mode="valid")
+    assert np.isclose(best["best"], means).any() and 0 < best["step"] < 90 * 64
+    assert SCRIPT.main("--evaluate", run_dir, "--episodes", 1)
+
+
 def test_ctrl_c_reaches_a_run_in_the_background(tmp_path):
     """A shell's `&` starts a process with SIGINT ignored."""
     run_dir = tmp_path / "run"
@@ -319,7 +342,9 @@ gym.register("InfReward-v0", Odd, kwargs={"spoil": "reward"})
     (["--learning-rate", "inf"], ["--learning-rate", "inf", "at least 0"]),
     (["--objective", "l2"], ["--objective", "kl-adaptive"]),
     (["--kl-target", "-1"], ["--kl-target", "at least 1e-12"]),
-    (["--kl-beta", "-1"], ["--kl-beta", "at least 0"]),
+    (["--kl-beta", "-1"], ["--kl-beta", "at least 1e-12"]),
+    (["--objective", "kl-adaptive", "--kl-beta", "0"], ["--kl-beta 0.0", "at least 1e-12"]),
+    (["--target-kl", "0"], ["--target-kl 0.0", "at least 1e-12"]),
     (["--seed", "-1"], ["--seed", "from 0 to"]),
     (["--seed", str(2**63)], ["--seed", str(2**63 - 1)]),
     (["--goal-score", "nan"], ["--goal-score", "nan", "need a number"]),
@@ -330,7 +355,8 @@ gym.register("InfReward-v0", Odd, kwargs={"spoil": "reward"})
     (["--resume", "DIR/none"], ["--resume", "DIR/none"]),
     (["--evaluate", "DIR/none"], ["--evaluate", "DIR/none"]),
     (["--run-dir", "DIR"], ["new", "--run-dir", "DIR", "exists"]),
-    (["--resume", "DIR", "--evaluate", "DIR"], ["--evaluate", "--resume"]),
+    (["--resume", "DIR", "--evaluate", "DIR"],
+     ["--evaluate: leave it out; --resume goes by the checkpoint"]),
 ])  # fmt: skip
 def test_bad_input_gets_one_line_and_status_2(flags, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -338,6 +364,16 @@ def test_bad_input_gets_one_line_and_status_2(flags, words, tmp_path, capsys, mo
     flags = [flag.replace("DIR", here) for flag in flags]
     assert refused(capsys, 2, flags, *(word.replace("DIR", here) for word in words))
     assert not list(tmp_path.iterdir())
+
+
+def test_the_hint_at_a_new_folder_is_for_one_that_exists(tmp_path, capsys):
+    """Not for a folder that cannot be made."""
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as leaving:
+        SCRIPT.main(*SMALL, "--total-steps", 64, "--run-dir", tmp_path / "file/run")
+    err = capsys.readouterr().err
+    assert leaving.value.code == 2 and one_line(err, tmp_path / "file/run", "Not a directory")
+    assert "new" not in err.split("Not a directory")[1]
 
 
 class Evil:
