@@ -6,11 +6,12 @@
                                                            put runs into plots/data
 
 A run's curve at a step is the mean return of its last 100 episodes by then, the measure of the PPO
-paper. A group's thick curve is the mean (or the interquartile mean) over its seeds, as far as all
-of them reach. Thin curves are the single seeds, if they are fewer than five; else a band is the 95%
-bootstrap interval over seeds. Published numbers are lines, or, in a picture of several panels,
-triangles at the right edge. Writes NAME.png and NAME.svg. Beside kept data, seed<k>.json says what
-made them: the script and its SHA-256, the libraries' versions, the settings.
+paper. A group's thick curve is the mean (or the interquartile mean) over its seeds; those that end
+before 95% of its longest run do not count and are thin curves. So are the other single seeds, if
+they are fewer than five; else a band is the 95% bootstrap interval over seeds. Published numbers
+are lines, or, in a picture of several panels, triangles at the right edge; one out of sight is
+written at the edge. Writes NAME.png and NAME.svg. Beside kept data, seed<k>.json says what made
+them: the script and its SHA-256, the libraries' versions, the settings.
 """
 
 import argparse
@@ -240,14 +241,14 @@ def draw(runs, out, statistic="mean", published=PUBLISHED, words=None):
     """
     tasks = sorted({run.env_id for run in runs})
     groups = list(dict.fromkeys(run.group for run in runs))
-    seeds = {group: Counter(run.env_id for run in runs if run.group == group and len(run.table))
-             for group in groups}  # fmt: skip
+    whole = {group: Counter() for group in groups}  # numbers of runs by task
+    shorter = dict.fromkeys(groups, 0)  # and of all tasks
     columns = {1: 1, 2: 2, 3: 3, 4: 2}.get(len(tasks), 4)
     rows = -(-len(tasks) // columns)
     height = {1: 5, 2: 3.6, 3: 3}.get(columns, 2.4)
     figure = Figure(figsize=(9, 0.8 + height * rows), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    entries = {}  # of the legend
+    lines, entries = {}, {}  # for the legend
     for axes, env_id in zip(panels, tasks, strict=False):
         shown = []
         for k, group in enumerate(groups):
@@ -255,19 +256,24 @@ def draw(runs, out, statistic="mean", published=PUBLISHED, words=None):
             members = [run for run in members if len(run.table)]
             if members:
                 width = 2.6 - 1.2 * k / max(1, len(groups) - 1)  # where curves meet, all are seen
-                line, curves = draw_curves(axes, members, statistic, f"C{k}", width)
+                ends = np.array([run.table[-1, 0] for run in members])
+                long = ends >= 0.95 * ends.max()
+                whole[group][env_id] = int(long.sum())
+                shorter[group] += int((~long).sum())
+                lines[group], curves = draw_curves(axes, members, long, statistic, f"C{k}", width)
                 shown.append(curves[20:])  # not the untrained policy
-                few, many = min(seeds[group].values()), max(seeds[group].values())
-                number = f"{few} to {many}" if few < many else many
-                entries[f"{(words or {}).get(group, group)}, {number} seed{'s' * (many > 1)}"] = (
-                    line
-                )
         scores = published_scores(env_id, groups, published)
         entries |= draw_published(axes, scores, shown, triangles=len(tasks) > 1)
         axes.set_title(env_id, fontsize=10 if columns < 4 else 8.5)
         axes.tick_params(labelsize=9 if columns < 4 else 8)
         axes.set_xlim(left=0)
-    handles, names = list(entries.values()), list(entries)
+    handles, names = [*lines.values(), *entries.values()], []
+    for group in lines:
+        few, many = min(whole[group].values()), max(whole[group].values())
+        number = f"{few} to {many}" if few < many else many
+        names.append(f"{(words or {}).get(group, group)}, {number} seed{'s' * (many > 1)}"
+                     + f", {shorter[group]} shorter" * (shorter[group] > 0))  # fmt: skip
+    names += entries
     if len(tasks) == 1:
         panels[0].legend(handles, names, fontsize=9)
     elif len(panels) > len(tasks):
@@ -278,10 +284,10 @@ def draw(runs, out, statistic="mean", published=PUBLISHED, words=None):
         figure.legend(handles, names, fontsize=9, loc="outside upper center", ncols=3)
     for axes in panels[len(tasks) :]:
         axes.axis("off")
-    numbers = {number for counts in seeds.values() for number in counts.values()}
+    numbers = {number for counts in whole.values() for number in counts.values()}
     statistic = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
     notes = [f"thick: {statistic} over seeds" * (max(numbers, default=0) > 1),
-             "thin: single seeds" * any(1 < n < 5 for n in numbers),
+             "thin: single seeds" * any([*shorter.values(), *(1 < n < 5 for n in numbers)]),
              "band: 95% bootstrap interval over seeds" * any(n >= 5 for n in numbers)]  # fmt: skip
     figure.supxlabel(f"million agent steps\n{'; '.join(filter(None, notes))}", fontsize=9)
     figure.supylabel("return, mean of the last 100 episodes", fontsize=9)
@@ -289,24 +295,26 @@ def draw(runs, out, statistic="mean", published=PUBLISHED, words=None):
     return figure
 
 
-def draw_curves(axes, runs, statistic, color, width):
-    """A group's curves on one task. Returns the thick one and those of single runs, (400, runs)."""
+def draw_curves(axes, runs, whole, statistic, color, width):
+    """A group's curves on one task; whole: (runs,), which are those that the thick curve is of.
+    Returns that one and those of single runs, (400, runs)."""
     grid = np.linspace(0, max(run.table[-1, 0] for run in runs), 400)
     curves, millions = np.stack([curve(run.table, grid) for run in runs], axis=-1), grid / 1e6
-    everyone = ~np.isnan(curves).any(axis=-1)
-    if 1 < len(runs) < 5:
-        axes.plot(millions, curves, color=color, lw=0.7, alpha=0.6)
-    elif len(runs) >= 5:
-        low, high = interval(curves[everyone], statistic)
+    everyone, count = ~np.isnan(curves[:, whole]).any(axis=-1), whole.sum()
+    single = np.ones_like(whole) if 1 < count < 5 else ~whole
+    axes.plot(millions, curves[:, single], color=color, lw=0.7, alpha=0.6)
+    if count >= 5:
+        low, high = interval(curves[everyone][:, whole], statistic)
         axes.fill_between(millions[everyone], low, high, color=color, alpha=0.2, lw=0)
-    means = average(curves[everyone], statistic)
+    means = average(curves[everyone][:, whole], statistic)
     [line] = axes.plot(millions[everyone], means, color=color, lw=width)
     return line, curves
 
 
 def draw_published(axes, scores, shown, triangles):
     """Fit the panel's height to the curves `shown`, the first published number of each algorithm
-    and others near them; and draw those in sight. Returns {label: line or triangle}."""
+    and others near them; draw those in sight, and write the others at the edge. Returns {label:
+    line or triangle}."""
     shown = [*shown, *(np.array(score) for score, _, _, which in scores if which == 0)]
     if not shown:
         return {}
@@ -319,8 +327,13 @@ def draw_published(axes, scores, shown, triangles):
     entries = {}
     for score, whose, color, which in scores:
         if not low <= score <= high:
-            continue
-        if not triangles:
+            text = f"{'◀◁'[min(which, 1)]} {score:g}" if triangles else f"{whose}: {score:g}"
+            edge = 0.02 + 0.06 * len(axes.texts)  # one above the other
+            text, y = (f"{text} ↓", edge) if score < low else (f"{text} ↑", 1 - edge)
+            axes.text(0.98, y, text, color=color, fontsize=8, ha="right",
+                      va="bottom" if score < low else "top",
+                      transform=axes.transAxes)  # fmt: skip
+        elif not triangles:
             style = ("--", ":", "-.")[which % 3]
             entries[f"{whose}: {score:g}"] = axes.axhline(score, ls=style, color=color, lw=1.2)
         else:  # of two sizes, so that both are seen where they coincide

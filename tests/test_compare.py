@@ -241,7 +241,7 @@ def test_a_second_published_number_near_the_curves_is_in_the_picture(tmp_path):
 
 
 def test_of_several_tasks_a_published_number_is_a_triangle_at_the_right_edge(tmp_path):
-    """In its algorithm's colour, the second one open; none for a number out of sight."""
+    """In its algorithm's colour, the second one open; a number out of sight is written there."""
     table = np.column_stack((np.arange(1, 300), np.linspace(2500, 4000, 299), np.ones(299)))
     runs = [
         compare.Run(name, task, 1, table)
@@ -263,6 +263,8 @@ def test_of_several_tasks_a_published_number_is_a_triangle_at_the_right_edge(tmp
             place = mark.get_transform().transform((1, mark.get_ydata()[0]))
             across, up = axes.transAxes.inverted().transform(place)
             assert across == pytest.approx(1) and 0 <= up <= 1 and not mark.get_clip_on()
+        far = [(text.get_text(), text.get_color()) for text in axes.texts]
+        assert far == ([("◁ 1100 ↓", "C1")] if "Walker" in axes.get_title() else [])
     [legend] = figure.legends
     assert {text.get_text() for text in legend.texts} == {
         "ppo, 1 seed", "trpo, 1 seed", "OpenAI's Baselines, PPO", "OpenAI's Baselines, TRPO",
@@ -286,16 +288,22 @@ def test_single_seeds_are_thin_curves_and_five_have_a_band(seeds, tmp_path):
     assert first == f"the defaults, {seeds} seed{'s' * (seeds > 1)}"
 
 
-def test_a_mean_reaches_as_far_as_all_its_seeds(tmp_path):
-    """Here the interquartile mean, of eight seeds of which one ends early."""
+def test_a_mean_is_of_the_seeds_that_reach_the_end(tmp_path):
+    """Here the interquartile mean, of nine seeds of which one ends early and is a curve of its own;
+    another ends at 98% of the steps, and so does the mean."""
     steps = np.arange(1, 301)
-    scores = np.array([1, 2, 3, 4, 5, 6, 70, 80])
+    scores = np.array([1, 2, 3, 4, 5, 6, 70, 80, 999])
     runs = [compare.Run("ppo", "X", seed, np.column_stack((steps, steps * 0 + score, steps)))
             for seed, score in enumerate(scores)]  # fmt: skip
-    runs[0] = runs[0]._replace(table=runs[0].table[:200])
+    runs[8] = runs[8]._replace(table=runs[8].table[:200])
+    runs[0] = runs[0]._replace(table=runs[0].table[:294])
     [axes] = compare.draw(runs, tmp_path / "picture", "iqm").axes
-    [line] = axes.lines
-    assert line.get_xdata()[-1] == pytest.approx(200e-6, abs=1e-6)
+    short, line = axes.lines
+    assert short.get_linewidth() < 1 < line.get_linewidth()
+    assert np.nanmax(short.get_ydata()) == 999
+    assert axes.get_legend().texts[0].get_text() == "ppo, 8 seeds, 1 shorter"
+    assert line.get_xdata()[-1] == pytest.approx(294e-6, abs=1e-6)
+    scores = scores[:8]
     assert line.get_ydata()[-1] == pytest.approx(compare.interquartile_mean(scores)) == 4.5
     low, high = axes.collections[0].get_datalim(axes.transData).intervaly
     assert (low, high) == pytest.approx(compare.interval(scores[None], "iqm").flat)
@@ -311,6 +319,8 @@ def test_a_group_of_unequal_numbers_of_seeds_is_one_entry_of_the_legend(tmp_path
     assert [text.get_text() for text in legend.texts][0] == "ppo, 1 to 2 seeds"
     [axes] = compare.draw(runs[:1], tmp_path / "one", published=published).axes
     assert "far: 99" not in {text.get_text() for text in axes.get_legend().texts}
+    assert [text.get_text() for text in axes.texts][-1] == "far: 99 ↑"
+    assert len({text.get_position() for text in axes.texts}) == 4
 
 
 def test_committed_data_can_be_read():

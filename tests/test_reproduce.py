@@ -518,7 +518,7 @@ def test_the_table_beside_published_scores(tmp_path, capsys):
                           "Made by (SHA-256, runs): x.py aaaaaaaa × 7"]  # fmt: skip
     assert np.asarray(Image.open(tmp_path / "figure3.png")).std() > 10
     svg = (tmp_path / "figure3.svg").read_text()
-    assert "PPO, bfloat16, 1 seed" in svg and "TRPO, 3 seeds" in svg
+    assert "PPO, bfloat16, 1 seed" in svg and "TRPO, 2 seeds, 1 shorter" in svg
 
 
 def test_the_steps_side_by_side(tmp_path, capsys):
