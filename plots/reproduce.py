@@ -564,7 +564,7 @@ def draw_table1(readings, tasks, out):
     axes = figure.subplots()
     for k, (best, reading) in enumerate(readings.items()):
         strata = [list(reading[row].values()) for row in rows]
-        heights = np.arange(len(rows)) + 0.24 * k - 0.12
+        heights = np.arange(len(rows)) + 0.24 * k - 0.12 * (len(readings) - 1)
         low, high = np.array([interval(x) for x in strata]).T
         axes.plot([mean(x) for x in strata], heights, "o", color=f"C{k}", label=f"best {best} = 1")
         axes.hlines(heights, low, high, color=f"C{k}")

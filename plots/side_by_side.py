@@ -302,9 +302,11 @@ def statements(script):
 
 
 def statement(script, number):
-    """The innermost statement on a line."""
-    return min((node for node in statements(script) if node.lineno <= number <= node.end_lineno),
-               key=lambda node: node.end_lineno - node.lineno)  # fmt: skip
+    """The innermost statement on a line, or the row of SETTINGS."""
+    nodes = [node for node in statements(script) if node.lineno <= number <= node.end_lineno]
+    node = min(nodes, key=lambda node: node.end_lineno - node.lineno)
+    rows = getattr(getattr(node, "value", None), "elts", []) if node.col_offset == 0 else []
+    return next((row for row in rows if row.lineno <= number <= row.end_lineno), node)
 
 
 def definition(script, name):

@@ -97,6 +97,10 @@ def test_an_excerpt_is_the_lines_that_it_names():
         "batch.advantages = gae", "batch.truncated"]  # fmt: skip
     [line] = texts("rollout", "for t in range", "for t in range")  # without its body
     assert line == "for t in range(num_steps):"
+    table_5 = texts("SETTINGS", '"num-steps"', '"ent-coef"')  # without the rest of the list
+    assert [line.split('"')[1] for line in table_5] == [
+        "num-steps", "learning-rate", "num-epochs", "minibatch-size", "gamma", "gae-lambda",
+        "num-envs", "clip-eps", "vf-coef", "ent-coef"]  # fmt: skip
 
 
 def test_every_symbol_is_used():
