@@ -1,0 +1,57 @@
+"""Animate one game that a policy of ppo_atari.py plays, a picture per agent step.
+
+python plots/gif.py RUN_DIR OUT.gif                    a run's best policy, twice as fast as played
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from unittest import mock
+
+import gymnasium as gym
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the scripts
+
+import ppo_atari
+
+
+class RecordGif(gym.Wrapper):
+    """In the place of RecordVideo: at the end write the game to `out`, in 32 colours."""
+
+    def __init__(self, env, *_, **__):
+        super().__init__(env)
+        self.images = []
+
+    def reset(self, **kwargs):
+        result = self.env.reset(**kwargs)
+        self.images.append(Image.fromarray(self.render()))
+        return result
+
+    def step(self, action):
+        result = self.env.step(action)
+        self.images.append(Image.fromarray(self.render()))
+        return result
+
+    def close(self):
+        self.env.close()
+        first = self.images[0].quantize(32, dither=Image.Dither.NONE)
+        rest = [x.quantize(palette=first, dither=Image.Dither.NONE) for x in self.images[1:]]
+        first.save(self.out, save_all=True, append_images=rest, duration=self.duration, loop=0)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("policy", metavar="RUN_DIR", help="a run's folder, or its best.pt")
+    parser.add_argument("out", metavar="OUT.gif", type=Path)
+    parser.add_argument("--seed", default="1", help="of the game and the actions")
+    parser.add_argument("--fps", type=int, default=30, help="pictures a second (15: as played)")
+    args = parser.parse_args(argv)
+    RecordGif.out, RecordGif.duration = args.out, 1000 // args.fps
+    flags = ["--evaluate", args.policy, "--video", "--episodes", "1", "--seed", args.seed]
+    with mock.patch.object(ppo_atari, "RecordVideo", RecordGif):
+        ppo_atari.main(flags)
+
+
+if __name__ == "__main__":
+    main()
