@@ -10,7 +10,7 @@ from PIL import Image, ImageSequence
 import ppo_atari
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "plots"))
-import gif  # noqa: E402
+import gif
 
 
 @pytest.fixture
