@@ -681,13 +681,14 @@ def test_scaled_rewards_are_clipped_at_10():
     assert batch.rewards.flatten().tolist() == pytest.approx([10, -10, 0.5 / std], rel=1e-6)
 
 
-@pytest.mark.parametrize("flag, count", [("--norm-obs", 256), ("--no-norm-obs", 0)])
-def test_a_run_takes_in_every_observation_and_adapts_beta(flag, count, tmp_path):
+@pytest.mark.parametrize("no, counts", [([], [256, 256]), (["obs"], [0, 256]),
+                                        (["reward"], [256, 0])])  # fmt: skip
+def test_a_run_takes_in_every_observation_and_return_and_adapts_beta(no, counts, tmp_path):
     """A KL far below its target halves β at each of two iterations."""
     net, _ = train(tmp_path, *PROBE[4:], "--env-id", "Bandit-v0", "--num-steps", 64, "--num-envs",
                    2, "--total-steps", 256, "--objective", "kl-adaptive", "--kl-target", 1e9,
-                   flag)  # fmt: skip
-    assert net.obs_moments.count == count
+                   *(f"--no-norm-{what}" for what in no))  # fmt: skip
+    assert [net.obs_moments.count, net.return_moments.count] == counts
     checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
     assert checkpoint["penalty"]["beta"] == 0.25
 

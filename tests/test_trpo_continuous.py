@@ -706,6 +706,14 @@ train = functools.partial(probes.train, trpo_continuous)
 PROBE = ["--num-steps", 128, "--num-envs", 2, "--checkpoint-every", 99]
 
 
+@pytest.mark.parametrize("no, counts", [([], [512, 512]), (["obs"], [0, 512]),
+                                        (["reward"], [512, 0])])  # fmt: skip
+def test_a_run_takes_in_every_observation_and_return(no, counts, tmp_path):
+    flags = [f"--no-norm-{what}" for what in no]
+    net, _ = train(tmp_path, *PROBE, "--env-id", "Bandit-v0", "--total-steps", 512, *flags)
+    assert [net.obs_moments.count, net.return_moments.count] == counts
+
+
 def test_probe_the_value_under_a_time_limit_is_10(tmp_path):
     net, score = train(
         tmp_path, "--env-id", "Blind-v0", *PROBE, "--total-steps", 9000, "--gamma", 0.9,
