@@ -681,16 +681,19 @@ def test_scaled_rewards_are_clipped_at_10():
     assert batch.rewards.flatten().tolist() == pytest.approx([10, -10, 0.5 / std], rel=1e-6)
 
 
-@pytest.mark.parametrize("no, counts", [([], [256, 256]), (["obs"], [0, 256]),
-                                        (["reward"], [256, 0])])  # fmt: skip
-def test_a_run_takes_in_every_observation_and_return_and_adapts_beta(no, counts, tmp_path):
-    """A KL far below its target halves β at each of two iterations."""
+@pytest.mark.parametrize("no, counts, objective, beta", [
+    ([], [256, 256], "kl-adaptive", 0.25), (["obs"], [0, 256], "kl-fixed", 1),
+    (["reward"], [256, 0], "kl-adaptive", 0.25),
+])  # fmt: skip
+def test_a_run_takes_in_every_observation_and_return_and_adapts_beta(no, counts, objective, beta,
+                                                                     tmp_path):  # fmt: skip
+    """A KL far below its target halves an adaptive β at each of two iterations."""
     net, _ = train(tmp_path, *PROBE[4:], "--env-id", "Bandit-v0", "--num-steps", 64, "--num-envs",
-                   2, "--total-steps", 256, "--objective", "kl-adaptive", "--kl-target", 1e9,
+                   2, "--total-steps", 256, "--objective", objective, "--kl-target", 1e9,
                    *(f"--no-norm-{what}" for what in no))  # fmt: skip
     assert [net.obs_moments.count, net.return_moments.count] == counts
     checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
-    assert checkpoint["penalty"]["beta"] == 0.25
+    assert checkpoint["penalty"]["beta"] == beta
 
 
 def test_what_a_reset_shows_is_checked():
