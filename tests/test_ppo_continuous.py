@@ -241,6 +241,7 @@ def test_numpy_policy_samples_pi(action_space, norm_obs):
     if net.log_std is not None:
         net.log_std.data.copy_(torch.tensor([-1.0, 0.3]))
     obs = np.random.default_rng(0).normal(0, 3, (2, 4))
+    obs[0, 0], obs[1, 3] = 100, -100  # more than 10 standard deviations off
     steps = 20_000
     policy = ppo_continuous.numpy_policy(net, steps, 2)
     actions = torch.as_tensor(np.stack([policy(t, obs) for t in range(steps)]))
