@@ -682,6 +682,12 @@ def test_scaled_rewards_are_clipped_at_10():
     assert batch.rewards.flatten().tolist() == pytest.approx([10, -10, 0.5 / std], rel=1e-6)
 
 
+def test_rewards_that_are_always_0_stay_0():
+    batch = SimpleNamespace(rewards=torch.zeros(3, 2), discounted_returns=torch.zeros(3, 2))
+    ppo_continuous.scale_rewards(batch, RunningMoments())
+    assert torch.equal(batch.rewards, torch.zeros(3, 2))
+
+
 @pytest.mark.parametrize("no, counts, objective, beta", [
     ([], [256, 256], "kl-adaptive", 0.25), (["obs"], [0, 256], "kl-fixed", 1),
     (["reward"], [256, 0], "kl-adaptive", 0.25),
