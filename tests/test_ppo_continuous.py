@@ -474,11 +474,15 @@ class UpdateLog:
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-@pytest.mark.parametrize("objective", ["clip", "kl-adaptive", "kl-fixed", "none"])
-def test_update_says_what_happened(env_id, objective):
+@pytest.mark.parametrize("objective, norm_adv", [
+    ("clip", "minibatch"), ("clip", "rollout"), ("clip", "none"), ("kl-adaptive", "minibatch"),
+    ("kl-fixed", "minibatch"), ("none", "minibatch"),
+])  # fmt: skip
+def test_update_says_what_happened(env_id, objective, norm_adv):
     """Every number it returns, after torch.distributions and numpy, sample by sample."""
     log = UpdateLog("--objective", objective, "--num-epochs", "2", "--max-grad-norm", "0.3",
-                    env_id=env_id, rate=2e-2, clip_eps=0.15, beta=0.7)  # fmt: skip
+                    "--norm-adv", norm_adv, env_id=env_id, rate=2e-2, clip_eps=0.15,
+                    beta=0.7)  # fmt: skip
     batch = log.batch
     actions = batch.actions.flatten(0, 1)
     old, new = log.old, log.new
@@ -486,8 +490,10 @@ def test_update_says_what_happened(env_id, objective):
     kls = kl_divergence(old, new).tolist()
     advantages, targets = batch.advantages.flatten().tolist(), log.targets.tolist()
     gains, outside = [], {"below": 0, "above": 0}
-    standard = (np.array(advantages) - np.mean(advantages)) / np.std(advantages)
-    for ratio, kl, advantage in zip(ratios, kls, standard.tolist(), strict=True):
+    used = np.array(advantages)
+    if norm_adv != "none":
+        used = (used - used.mean()) / used.std()
+    for ratio, kl, advantage in zip(ratios, kls, used.tolist(), strict=True):
         gain = ratio * advantage
         if objective == "clip":
             gain = min(gain, min(max(ratio, 0.85), 1.15) * advantage)
