@@ -530,7 +530,7 @@ def test_evaluate_plays_the_policy_that_it_was_given(finished, tmp_path, capsys)
     (["--resume", "DIR/none"], ["--resume", "DIR/none", "need a whole checkpoint"]),
     (["--evaluate", "DIR/none"], ["--evaluate", "DIR/none", "need a whole checkpoint"]),
     (["--run-dir", "DIR"], ["DIR", "exists", "need", "new", "--run-dir"]),
-    (["--run-dir", "DIR/file/run"], ["DIR/file/run", "need", "new", "--run-dir"]),
+    (["--run-dir", "DIR/file/run"], ["DIR/file/run: Not a directory"]),
 ])  # fmt: skip
 def test_bad_input_gets_one_line_and_status_2(
     flags, words, finished, tmp_path, capsys, monkeypatch
