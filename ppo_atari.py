@@ -147,7 +147,7 @@ def train(args, checkpoint=None):
 
     with Run(args, checkpoint, net=net, optimizer=optimizer) as run:
         for iteration in run.iterations():  # line 1
-            if run.at_checkpoint:  # not in the paper: restart (--checkpoint-every)
+            if run.at_checkpoint:  # not in the paper, for exact resuming (--checkpoint-every)
                 games.reset(run.seed)
             learning_rate, clip_eps = anneal(args, iteration)
             episodes = rollout(games, policy, batch)  # lines 2, 3
@@ -468,7 +468,7 @@ class PressFireAtStart(gym.Wrapper):
 def make_scalar_env(env_id, render_mode=None, noop_max=30):
     """One game that can be shown and recorded; (4, 84, 84) frames, the same as those of `Games`."""
     env = PressFireAtStart(gym.make(env_id, frameskip=1, render_mode=render_mode))
-    if env.unwrapped.get_action_meanings()[0] != "NOOP":  # Backgammon, Video Checkers: refused
+    if env.unwrapped.get_action_meanings()[0] != "NOOP":  # Backgammon and Video Checkers have none
         noop_max = 0
     env = AtariPreprocessing(env, noop_max=noop_max, frame_skip=4, screen_size=84)
     return FrameStackObservation(env, 4, padding_type="zero")
@@ -622,6 +622,7 @@ class Run(AbstractContextManager):
             self.draw()
 
     def save_best(self):
+        """Write best.pt if a better policy has come since the last time."""
         if self.best_policy is not None:
             self._save("best.pt", self.best_policy)
             self.best_policy = None

@@ -134,7 +134,7 @@ def train(args, checkpoint=None):
 
     with Run(args, checkpoint, net=net, optimizer=optimizer, penalty=penalty) as run:
         for iteration in run.iterations():  # line 1
-            if run.at_checkpoint:  # not in the paper: restart (--checkpoint-every)
+            if run.at_checkpoint:  # not in the paper, for exact resuming (--checkpoint-every)
                 envs.reset(run.seed)
             learning_rate, clip_eps = anneal(args, iteration)
             episodes = rollout(envs, net, batch)  # lines 2, 3
@@ -445,7 +445,7 @@ def update(set_gradients, net, optimizer, batch, learning_rate, clip_eps, beta, 
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
     set_gradients: `compute_gradients`, compiled or not. Returns the scalars to log;
-    FloatingPointError if one of `diagnose`, the gradient's or the weights' norm is not finite.
+    FloatingPointError if one of `diagnose`'s, or the gradient's or weights' norm, is not finite.
     """
     samples = {
         "obs": batch.obs,
@@ -467,9 +467,8 @@ def update(set_gradients, net, optimizer, batch, learning_rate, clip_eps, beta, 
         shuffled = {name: select(x, order) for name, x in samples.items()}  # then only sliced
         for start in range(0, len(order), args.minibatch_size):
             part = slice(start, start + args.minibatch_size)
-            minibatch = {name: select(x, part) for name, x in shuffled.items()}
+            minibatch = SimpleNamespace(**{name: select(x, part) for name, x in shuffled.items()})
             optimizer.zero_grad()
-            minibatch = SimpleNamespace(**minibatch)
             grad_norms.append(set_gradients(net, minibatch, clip_eps, beta, args))
             optimizer.step()
         if args.target_kl:  # not in the paper: Spinning Up's early stop, off by default
@@ -708,6 +707,7 @@ class Run(AbstractContextManager):
             self.draw()
 
     def save_best(self):
+        """Write best.pt if a better policy has come since the last time."""
         if self.best_policy is not None:
             self._save("best.pt", self.best_policy)
             self.best_policy = None

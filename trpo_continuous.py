@@ -13,11 +13,11 @@ The practical algorithm of Sec. 6, "single path", in our words               her
 6  end for
 
 The paper estimates the Q-values without a critic. Here, as is usual today, advantages stand for
-them, which changes the surrogate by a constant only (Sec. 5) where they are exact; they are
-estimates, by GAE (arXiv 1506.02438), which is biased for λ < 1, with a critic that is fitted after
-the policy's step (fit_critic). The network is that of PPO (arXiv 1707.06347). The paper's other way
-of sampling, "vine", is left out. Every step that the paper leaves out is marked "not in the paper";
-"Baselines" is OpenAI's trpo_mpi.
+them, estimated by GAE (arXiv 1506.02438) with a critic that is fitted after the policy's step
+(fit_critic). Exact advantages change the surrogate by a constant only (Sec. 5); GAE's are biased
+for λ < 1. The network is that of PPO (arXiv 1707.06347). The paper's other way of sampling, "vine",
+is left out. Every step that the paper leaves out is marked "not in the paper"; "Baselines" is
+OpenAI's trpo_mpi.
 
   python trpo_continuous.py                              learn CartPole-v1
   python trpo_continuous.py --env-id HalfCheetah-v5      a million steps, Box actions
@@ -122,7 +122,7 @@ def train(args, checkpoint=None):
 
     with Run(args, checkpoint, net=net, optimizer=optimizer) as run:
         for iteration in run.iterations():  # line 1
-            if run.at_checkpoint:  # not in the paper: restart (--checkpoint-every)
+            if run.at_checkpoint:  # not in the paper, for exact resuming (--checkpoint-every)
                 envs.reset(run.seed)
             episodes = rollout(envs, net, batch)  # line 2
             if args.norm_reward:  # not in the paper (--no-norm-reward)
@@ -708,6 +708,7 @@ class Run(AbstractContextManager):
             self.draw()
 
     def save_best(self):
+        """Write best.pt if a better policy has come since the last time."""
         if self.best_policy is not None:
             self._save("best.pt", self.best_policy)
             self.best_policy = None

@@ -1,7 +1,4 @@
-"""Animate one game that a policy of ppo_atari.py plays, a picture per agent step.
-
-python plots/gif.py RUN_DIR OUT.gif                    a run's best policy, twice as fast as played
-"""
+"""Animate one game of an Atari policy, a picture a step: plots/gif.py RUN_DIR OUT.gif"""
 
 import argparse
 import sys

@@ -139,6 +139,7 @@ def test_tables_of_results_are_those_of_the_data(experiment, length, tmp_path):
 
 
 ATARI = {
+    "Breakout": "breakout/nature",
     "Breakout, `--bf16`": "breakout/nature-bf16",
     "Breakout, `--network paper --learning-rate 1e-3 --bf16`": "breakout/lr-1e-3-paper-bf16",
     "Breakout, `--network paper`": "breakout/paper",
