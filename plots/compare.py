@@ -11,7 +11,7 @@ before 95% of its longest run do not count and are thin curves. So are the other
 they are fewer than five; else a band is the 95% bootstrap interval over seeds. Published numbers
 are lines, or, in a picture of several panels, triangles at the right edge; one out of sight is
 written at the edge. Writes NAME.png and NAME.svg. Beside kept data, seed<k>.json says what made
-them: the script and its SHA-256, the libraries' versions, the settings.
+them: the script and its SHA-256, the libraries' versions, the settings, the processor.
 """
 
 import argparse
@@ -19,6 +19,8 @@ import csv
 import gzip
 import json
 import os
+import platform
+import re
 import sys
 import zlib
 from collections import Counter
@@ -86,7 +88,8 @@ class Run(NamedTuple):
     env_id: str
     seed: int
     table: np.ndarray  # (episodes, 3): step, return, length
-    about: dict | None = None  # what made it: config.json without the run's own paths
+    about: dict | None = None  # what made it: config.json without the run's own paths; if kept,
+    # the processor, too
 
 
 # the same data give the same file: no date, and names that are not random
@@ -166,8 +169,21 @@ def replace(path, contents):
     beside.replace(path)
 
 
+def processor():
+    """This machine's, and which of the instructions it has that decide its speed (on Linux)."""
+    try:
+        info = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        info = ""
+    named = re.search(r"^model name\s*: (.*)", info, re.M)
+    name = named[1] if named else platform.processor() or platform.machine()
+    wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+    return ", ".join([name, *(flag for flag in wanted if flag in info.split())])
+
+
 def keep(run, place, data=None):
-    """Put a run where `data_file` says; returns the path. ValueError if a longer one is there."""
+    """Put a run of this machine where `data_file` says; returns the path. ValueError if a longer
+    one is there."""
     path = data_file(place, run.env_id, run.seed, data)
     if path.exists():
         there = read_table(path)[-1:, 0]
@@ -177,7 +193,8 @@ def keep(run, place, data=None):
     lines = [f"{int(s)},{r:.10g},{int(n)}" for s, r, n in run.table]
     text = "\n".join(["step,return,length", *lines, ""])
     if run.about is not None:
-        replace(about_file(path), (json.dumps(run.about, indent=1) + "\n").encode())
+        about = run.about | {"processor": processor()}
+        replace(about_file(path), (json.dumps(about, indent=1) + "\n").encode())
     replace(path, gzip.compress(text.encode(), 9, mtime=0))
     return path
 

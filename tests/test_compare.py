@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -141,7 +142,8 @@ def test_kept_data_say_what_made_them(tmp_path):
     path = compare.keep(compare.read_runs(run)[0], "e/v", tmp_path / "data")
     about = json.loads((path.parent / "seed3.json").read_text())
     assert about.pop("settings") == {"seed": 3, "env_id": "X", "clip": 1}
-    assert about == {"script": "ppo_x.py", "sha256": "1"}
+    assert about == {"script": "ppo_x.py", "sha256": "1", "processor": compare.processor()}
+    assert re.match(r"[^,]{3,}(, (avx|amx)\w+)*$", about["processor"])
     [kept] = compare.read_runs(tmp_path / "data")
     assert kept.about == {**about, "settings": {"seed": 3, "env_id": "X", "clip": 1}}
 
@@ -330,4 +332,4 @@ def test_committed_data_can_be_read():
         if run.group != "random":
             settings = run.about["settings"]
             assert (settings["env_id"], settings["seed"]) == (run.env_id, run.seed)
-            assert len(run.about["sha256"]) == 64
+            assert len(run.about["sha256"]) == 64 and run.about["processor"]
