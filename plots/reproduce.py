@@ -412,6 +412,13 @@ def interval(strata, resamples=20_000, seed=0):
     return np.percentile(np.mean(means, axis=0), [2.5, 97.5])
 
 
+def rank_correlation(x, y):
+    """Spearman's: the correlation of the ranks of x and y, (n,); equal values share their ranks."""
+    both = np.array([x, y])[:, None]
+    ranks = ((both < both.mT) + 0.5 * (both == both.mT)).sum(-1)
+    return np.corrcoef(ranks)[0, 1]
+
+
 def normalise(scores, random, best):
     """Table 1's scores: in every task a random policy's is 0 and the best is 1.
 
@@ -544,6 +551,9 @@ def table1(scores, out):
     if not tasks:
         return "\n".join([*text, "No task has data of every row and of random actions yet."])
     readings = {best: normalise(rows, random, best) for best in ("run", "setting")}
+    paper = [TABLE1[row][0] for row in rows]
+    ranks = {best: rank_correlation(paper, [mean(list(reading[row].values())) for row in rows])
+             for best, reading in readings.items()}  # fmt: skip
     lines = []
     for row in rows:
         cells = []
@@ -554,6 +564,8 @@ def table1(scores, out):
     header = ["objective", "paper", "best run = 1", "95% interval", "best setting = 1",
               "95% interval", "runs"]  # fmt: skip
     text += [markdown(header, lines), "", f"Averaged over {', '.join(tasks)}."]
+    text += [f"Rank correlation with the paper's column, best {best} = 1: {number(correlation)}"
+             for best, correlation in ranks.items() if len(rows) > 1]  # fmt: skip
     if len(tasks) < len(every):
         left_out = ", ".join(task for task in every if task not in tasks)
         text.append(f"Left out, since a row here or the random policy has no data: {left_out}.")

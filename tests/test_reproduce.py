@@ -493,6 +493,15 @@ def test_normalised_scores():
     assert list(settings["b"]["S"]) == pytest.approx([0.8, 1.2])
 
 
+def test_rank_correlation_against_its_definitions():
+    """Without ties 1 - 6 Σ d² / (n (n² - 1)); a tie shares the mean of its ranks."""
+    x, y = [0.1, 5, 2, -3], [7, 9, 8, 10]  # of ranks 2 4 3 1 and 1 3 2 4, d² 1 1 1 9
+    assert reproduce.rank_correlation(x, y) == pytest.approx(1 - 6 * 12 / (4 * 15))
+    # ranks 1 2.5 2.5 4 and 1 2 3 4: covariance 4.5, variances 4.5 and 5
+    tied = reproduce.rank_correlation([1, 2, 2, 3], [1, 2, 3, 4])
+    assert tied == pytest.approx(4.5 / np.sqrt(4.5 * 5))
+
+
 # -------------------------------------------------------------------------- Tables and pictures
 
 
@@ -578,6 +587,7 @@ def test_table_1(tmp_path, capsys):
         low, high = map(float, low_high.split(" to "))
         assert low <= float(best_run) <= high and high - low > 0.01
     assert "Averaged over Hopper-v5, Swimmer-v5." in out
+    assert "Rank correlation with the paper's column, best run = 1: 1.00" in out
     assert "no data: Reacher-v5." in out
     assert np.asarray(Image.open(tmp_path / "table1.png")).std() > 10
     assert "kl-fixed-10" not in (tmp_path / "table1.svg").read_text()
