@@ -201,6 +201,16 @@ def test_rollout_stores_what_happened():
     torch.testing.assert_close(batch.values[-1], last_value)
 
 
+def test_rewards_are_cut_to_their_sign(monkeypatch):
+    games = Games("BreakoutNoFrameskip-v4", num_envs=4, threads=1)
+    games.reset(seed=3)
+    step, rewards = games.step, np.array([-7, 0, 0.5, 30], np.float32)
+    monkeypatch.setattr(games, "step", lambda actions: (rewards, *step(actions)[1:]))
+    batch = make_batch(1, 4, torch.device("cpu"))
+    rollout(games, lambda frames: (torch.zeros(4, dtype=torch.int64), *torch.zeros(2, 4)), batch)
+    assert batch.rewards.tolist() == [[-1, 0, 1, 1]]
+
+
 # ------------------------------------------------------------------------------------- Network
 
 
