@@ -4,6 +4,7 @@ written out, finite differences, and probe tasks with a known answer."""
 import copy
 import csv
 import functools
+import inspect
 import itertools
 import math
 from types import SimpleNamespace
@@ -81,6 +82,8 @@ def test_a_game_starts_with_fire_and_a_random_number_of_noops():
     games.reset(seed=11)
     noops = games.frame_numbers - 1  # the other frame is that of FIRE
     assert 0 <= noops.min() < noops.max() < 30
+    assert inspect.signature(Games).parameters["noop_max"].default == 30
+    assert inspect.signature(make_scalar_env).parameters["noop_max"].default == 30
     env = make_scalar_env("BreakoutNoFrameskip-v4", noop_max=30)
     for i, n in enumerate(noops[noops > 0]):
         env.unwrapped.np_random = SimpleNamespace(integers=lambda low, high, n=n: n)
@@ -126,18 +129,21 @@ def test_sticky_actions_are_those_of_the_id():
 
 @pytest.mark.parametrize("number, over", [(1, False), (0, True), (-1, True)])
 def test_a_game_is_over_when_its_frame_number_does_not_rise(number, over):
+    """Since the last step, that is: a new game may start with more no-ops than the first."""
     games = Games("BreakoutNoFrameskip-v4", 1, 1)
     games.reset(1)
-    last = games.frame_numbers + number
+    numbers = [games.frame_numbers + 10, games.frame_numbers + 10 + number]
     step = games.envs.step
 
     def with_number(actions):
         *result, info = step(actions)
-        return *result, info | {"episode_frame_number": last}
+        return *result, info | {"episode_frame_number": numbers.pop(0)}
 
     games.envs.step = with_number
     *_, finished = games.step(np.array([0]))
-    assert finished == ([(0, 1)] if over else [])
+    assert finished == []
+    *_, finished = games.step(np.array([0]))
+    assert finished == ([(0, 2)] if over else [])
 
 
 def test_a_truncated_game_bootstraps_from_what_it_showed_last(monkeypatch):
