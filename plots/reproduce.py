@@ -4,7 +4,7 @@
   python plots/reproduce.py figure2                   the surrogates along the first update, Hopper
   python plots/reproduce.py small-tasks               PPO and TRPO on four small tasks
   python plots/reproduce.py figure3                   PPO and TRPO on seven MuJoCo tasks
-  python plots/reproduce.py batch                     TRPO on InvertedPendulum, batches of two sizes
+  python plots/reproduce.py pendulums                 TRPO on two pendulums: batch, reward scale
   python plots/reproduce.py steps                     PPO with and without what the paper leaves out
   python plots/reproduce.py objectives                PPO's four objectives on HalfCheetah
   python plots/reproduce.py table1                    every objective of PPO on those seven tasks
@@ -58,7 +58,8 @@ PPO, TRPO, ATARI = "ppo_continuous.py", "trpo_continuous.py", "ppo_atari.py"
 SMALL = ("CartPole-v1", "Pendulum-v1", "LunarLander-v3", "LunarLanderContinuous-v3")
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5",
           "Reacher-v5", "Swimmer-v5", "Walker2d-v5")  # fmt: skip
-PENDULUM, BREAKOUT = ("InvertedPendulum-v5",), ("BreakoutNoFrameskip-v4",)
+PENDULUMS = ("InvertedDoublePendulum-v5", "InvertedPendulum-v5")
+BREAKOUT = ("BreakoutNoFrameskip-v4",)
 
 TABLE1 = {  # of the PPO paper: a row's average normalised score, and the flags that give the row
     "none": (-0.39, "--objective none"),
@@ -118,10 +119,12 @@ EXPERIMENTS = {
         Variant("ppo", "figure3/ppo", PPO, MUJOCO, words="PPO"),
         Variant("trpo", "figure3/trpo", TRPO, MUJOCO, words="TRPO"),
     ],
-    "batch": [
-        Variant("trpo", "figure3/trpo", TRPO, PENDULUM, words="TRPO, 1,024 steps (default)"),
-        Variant("trpo-5000", "batch/trpo-5000", TRPO, PENDULUM,
-                "--num-steps 5000 --minibatch-size 100", "TRPO, 5,000 steps"),
+    "pendulums": [
+        Variant("trpo", "figure3/trpo", TRPO, PENDULUMS, words="TRPO, defaults"),
+        Variant("trpo-no-norm-reward", "pendulums/trpo-no-norm-reward", TRPO, PENDULUMS,
+                "--no-norm-reward", "rewards not scaled"),
+        Variant("trpo-5000", "pendulums/trpo-5000", TRPO, PENDULUMS[1:],
+                "--num-steps 5000 --minibatch-size 100", "5,000 steps, not 1,024"),
     ],
     "steps": [
         Variant("minibatch", "figure3/ppo", PPO, MUJOCO, words="minibatch (default)"),
