@@ -81,7 +81,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("minibatch-size", 64, (int, 1), "M", "samples in one of the critic's minibatches"),
     ("learning-rate", 1e-3, (float, 0), "LR", "Adam's step size for the critic"),
     ("norm-obs", True, bool, None, "normalise observations, clip them at ±10"),
-    ("norm-reward", True, bool, None, "divide rewards by the std of returns, clip them at ±10"),
+    ("norm-reward", True, bool, None, "divide rewards by the returns' std, clip at ±10 (ppo2's)"),
     ("norm-adv", "rollout", ["rollout", "none"], None, "standardise a rollout's advantages"),
     ("orthogonal", True, bool, None, "orthogonal initial weights, a small policy head"),
     "machine",
