@@ -33,8 +33,8 @@ from matplotlib.figure import Figure
 
 DATA = Path(__file__).resolve().parent / "data"
 
-# whose, of which algorithm, on which task; in pictures the first to have a task is a dashed line or
-# a full triangle, the next a dotted line or an open one. MuJoCo's tasks were older versions than
+# whose, of which algorithm, on which task; in pictures a line (Baselines' dotted), or a triangle,
+# full for the first to have a task and open for the next. MuJoCo's tasks were older versions than
 # -v5, LunarLander's were -v2
 PUBLISHED = {
     "PPO paper, 10M steps": {  # Table 6
@@ -303,8 +303,10 @@ def draw(runs, out, statistic="mean", published=PUBLISHED, words=None):
         axes.axis("off")
     numbers = {number for counts in whole.values() for number in counts.values()}
     statistic = {"mean": "mean", "iqm": "interquartile mean"}[statistic]
-    notes = [f"thick: {statistic} over seeds" * (max(numbers, default=0) > 1),
-             "thin: single seeds" * any([*shorter.values(), *(1 < n < 5 for n in numbers)]),
+    thin = any([*shorter.values(), *(1 < n < 5 for n in numbers)])
+    mean = f"{'thick' if thin else 'curve'}: {statistic} over seeds"
+    notes = [mean * any(n > 1 for n in numbers),
+             "thin: single seeds" * thin,
              "band: 95% bootstrap interval over seeds" * any(n >= 5 for n in numbers)]  # fmt: skip
     figure.supxlabel(f"million agent steps\n{'; '.join(filter(None, notes))}", fontsize=9)
     figure.supylabel("return, mean of the last 100 episodes", fontsize=9)
@@ -351,7 +353,7 @@ def draw_published(axes, scores, shown, triangles):
                       va="bottom" if score < low else "top",
                       transform=axes.transAxes)  # fmt: skip
         elif not triangles:
-            style = ("--", ":", "-.")[which % 3]
+            style = ":" if whose == "OpenAI's Baselines" else "--"
             entries[f"{whose}: {score:g}"] = axes.axhline(score, ls=style, color=color, lw=1.2)
         else:  # of two sizes, so that both are seen where they coincide
             [entries[whose]] = axes.plot(
