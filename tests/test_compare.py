@@ -217,7 +217,7 @@ def test_a_published_line_has_the_colour_of_its_algorithm(tmp_path):
         ([runs[0]._replace(group="a"), *runs], {"gray": (2316.2, 2330), "C2": (1912.9, 2100)}),
     ):
         [axes] = compare.draw(shown, tmp_path / "picture").axes
-        for k, style in enumerate(("--", ":")):
+        for k, style in enumerate((":", "--")):  # Baselines, the paper
             lines = {line.get_color(): line.get_ydata()[0] for line in axes.lines
                      if line.get_linestyle() == style}  # fmt: skip
             assert lines == {color: scores[k] for color, scores in expected.items()}
