@@ -353,7 +353,7 @@ def draw_published(axes, scores, shown, triangles):
                       va="bottom" if score < low else "top",
                       transform=axes.transAxes)  # fmt: skip
         elif not triangles:
-            style = ":" if whose == "OpenAI's Baselines" else "--"
+            style = ":" if whose.startswith("OpenAI's Baselines") else "--"
             entries[f"{whose}: {score:g}"] = axes.axhline(score, ls=style, color=color, lw=1.2)
         else:  # of two sizes, so that both are seen where they coincide
             [entries[whose]] = axes.plot(
