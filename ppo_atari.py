@@ -78,7 +78,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("num-steps", 128, (int, 1), "T", "horizon: steps of each actor in a rollout"),
     ("learning-rate", 2.5e-4, (float, 0), "LR", "Adam's step size, times α (see --anneal)"),
     ("num-epochs", 3, (int, 1), "K", "passes over a rollout (Baselines: 4)"),
-    ("minibatch-size", 32 * 8, (int, 1), "M", "samples in a minibatch"),
+    ("minibatch-size", 32 * 8, (int, 2), "M", "samples in a minibatch"),
     ("gamma", 0.99, (float, 0, 1), "γ", "discount"),
     ("gae-lambda", 0.95, (float, 0, 1), "λ", "of GAE"),
     ("num-envs", 8, (int, 1), "N", "number of actors"),
@@ -109,7 +109,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
      "also restarts the games; default: about 15 times in a run, at least 4 apart"),
     ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 games"),
     ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings; of them "
-     "--total-steps (and with it α), --goal-score, --cuda and --threads can be changed"),
+     "--total-steps (and with it α), --goal-score, --cuda, --compile and --threads can be changed"),
     ("evaluate", None, (str,), "RUN_DIR", "play with a run's best policy [the newest] or a file's"),
     ("episodes", 10, (int, 1), "GAMES", "games to evaluate"),
     ("deterministic", False, bool, None, "take the most probable action instead of sampling"),
@@ -263,7 +263,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
     terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11. Not in the PPO paper, whose equations know no episode's end.
+    Either ends the sum of Eq. 11 (its last exponent should read T−t−1). Not in the PPO paper, whose
+    equations know no episode's end.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
@@ -751,7 +752,7 @@ def evaluate(args, checkpoint):
 SCRIPT = Path(__file__).name
 ROWS = {row[0].replace("-", "_"): row for row in SETTINGS if isinstance(row, tuple)}
 CHANGEABLE = {  # flags allowed beside --resume or --evaluate
-    "resume": {"total_steps", "goal_score", "cuda", "threads"},
+    "resume": {"total_steps", "goal_score", "cuda", "compile", "threads"},
     "evaluate": {"episodes", "deterministic", "render", "video", "seed", "cuda"},
 }
 
@@ -828,8 +829,9 @@ def parse_args(argv=None):
         fail(f"--minibatch-size {args.minibatch_size}: need a divisor of T × N = {args.batch_size}")
     if args.num_iterations == 0:
         fail(f"--total-steps {args.total_steps}: need at least T × N = {args.batch_size}")
-    if args.cuda and not torch.cuda.is_available():
-        fail("--cuda: no CUDA GPU that this build of torch can use; --no-cuda is for the CPU")
+    gpus, needed = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if args.cuda and gpus < needed:
+        fail(f"--cuda: of {needed} CUDA GPUs torch finds {gpus}; --no-cuda is for the CPU")
     if flag == "resume" and (before := settings.get("processes", 1)) != PROCESSES:
         fail(f"--resume {args.resume}: need torchrun with {before} processes, as before")
     args.processes = PROCESSES
@@ -849,7 +851,7 @@ def choose_compile(args):
     possible = headers.exists() and shutil.which(os.environ.get("CXX", "g++")) is not None
     needed = "a C++ compiler (g++, or what CXX names) and Python's headers"
     if args.compile and not possible:
-        fail(f"--compile: needs {needed}")
+        fail(f"--compile: needs {needed}; --no-compile does without")
     if args.compile is None and args.total_steps >= 500_000 and not args.cuda:
         print("compiling, which takes about a minute: --no-compile begins at once" if possible
               else f"not compiling, which would be faster: it needs {needed}")  # fmt: skip
@@ -926,7 +928,7 @@ def main(argv=None):
         raise SystemExit(130) from None
     except OSError as e:
         hint = "; a new run needs a new --run-dir" if isinstance(e, FileExistsError) else ""
-        fail(f"{e.filename or args.run_dir}: {e.strerror}{hint}")
+        fail(f"{e.filename or args.run_dir}: {e.strerror or e}{hint}")
 
 
 if __name__ == "__main__":

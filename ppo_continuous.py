@@ -67,7 +67,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("num-steps", 2048, (int, 1), "T", "horizon: steps of each actor in a rollout"),
     ("learning-rate", 3e-4, (float, 0), "LR", "Adam's step size, times α (see --anneal)"),
     ("num-epochs", 10, (int, 1), "K", "passes over a rollout"),
-    ("minibatch-size", 64, (int, 1), "M", "samples in a minibatch"),
+    ("minibatch-size", 64, (int, 2), "M", "samples in a minibatch"),
     ("gamma", 0.99, (float, 0, 1), "γ", "discount"),
     ("gae-lambda", 0.95, (float, 0, 1), "λ", "of GAE, Eq. 11; 1: Eq. 10"),
     ("num-envs", 1, (int, 1), "N", "number of actors (not in the table)"),
@@ -90,7 +90,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("max-grad-norm", 0.5, (float, 0), "NORM", "clip the gradient's norm; 0 disables"),
     ("adam-eps", 1e-5, (float, 0), "EPS", "Adam's ε (PyTorch: 1e-8)"),
     "not in the paper; in Spinning Up",
-    ("target-kl", None, (float, 1e-12), "KL", "end an update's epochs once its KL is 1.5 × this"),
+    ("target-kl", None, (float, 1e-12), "KL", "end an update, V's too, once its KL is 1.5 × this"),
     "machine",
     ("compile", None, bool, None, "torch.compile [from 500_000 steps on]"),
     ("threads", 1, (int, 1, 1024), "THREADS", "of torch; more than 1 slows networks this small"),
@@ -100,7 +100,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
      "also restarts the episodes; default: about 15 times in a run, at least 4 apart"),
     ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 episodes"),
     ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings; of them "
-     "--total-steps (and with it α), --goal-score and --threads can be changed"),
+     "--total-steps (and with it α), --goal-score, --compile and --threads can be changed"),
     ("evaluate", None, (str,), "RUN_DIR", "play with a run's best policy [the newest] or a file's"),
     ("episodes", 10, (int, 1), "EPISODES", "episodes to evaluate"),
     ("deterministic", False, bool, None, "take the policy's mode instead of sampling"),
@@ -177,7 +177,7 @@ class ActorCritic(nn.Module):
 
     def normalise(self, obs):
         """Observations (B, observation size) as the networks take them, float32."""
-        if self.norm_obs:  # not in the paper: Baselines' normalisation (--no-norm-obs)
+        if self.norm_obs:  # not in the paper: ppo2's, by earlier rollouts' moments (--no-norm-obs)
             moments = self.obs_moments
             obs = ((obs - moments.mean) / (moments.var + 1e-8).sqrt()).clamp(-10, 10)
         return obs.float()
@@ -278,9 +278,9 @@ def rollout(envs, net, batch):
     batch.pi, values = net(batch.obs)
     batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
     batch.values[:-1] = values.view(num_steps, -1)
-    batch.values[-1] = net(net.normalise(torch.from_numpy(envs.obs)))[1]
+    batch.values[-1] = net.critic(net.normalise(torch.from_numpy(envs.obs))).squeeze(-1)
     for t, n, obs in cut:  # not in the paper: at a time limit, bootstrap from V
-        batch.final_values[t, n] = net(net.normalise(torch.from_numpy(obs)))[1]
+        batch.final_values[t, n] = net.critic(net.normalise(torch.from_numpy(obs))).squeeze(-1)
     return episodes
 
 
@@ -318,7 +318,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
     terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11. Not in the PPO paper, whose equations know no episode's end.
+    Either ends the sum of Eq. 11 (its last exponent should read T−t−1). Not in the PPO paper, whose
+    equations know no episode's end.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
@@ -471,7 +472,7 @@ def update(set_gradients, net, optimizer, batch, learning_rate, clip_eps, beta, 
             optimizer.zero_grad()
             grad_norms.append(set_gradients(net, minibatch, clip_eps, beta, args))
             optimizer.step()
-        if args.target_kl:  # not in the paper: Spinning Up's early stop, off by default
+        if args.target_kl:  # not in the paper: after Spinning Up's early stop, off by default
             kl = diagnose(net, whole, clip_eps, beta, args)["kl"]
             if kl > 1.5 * args.target_kl:
                 break
@@ -835,7 +836,7 @@ def evaluate(args, checkpoint):
 SCRIPT = Path(__file__).name
 ROWS = {row[0].replace("-", "_"): row for row in SETTINGS if isinstance(row, tuple)}
 CHANGEABLE = {  # flags allowed beside --resume or --evaluate
-    "resume": {"total_steps", "goal_score", "threads"},
+    "resume": {"total_steps", "goal_score", "compile", "threads"},
     "evaluate": {"episodes", "deterministic", "render", "video", "seed"},
 }
 
@@ -923,7 +924,7 @@ def choose_compile(args):
     possible = headers.exists() and shutil.which(os.environ.get("CXX", "g++")) is not None
     needed = "a C++ compiler (g++, or what CXX names) and Python's headers"
     if args.compile and not possible:
-        fail(f"--compile: needs {needed}")
+        fail(f"--compile: needs {needed}; --no-compile does without")
     if args.compile is None and args.total_steps >= 500_000:
         print("compiling, which takes about a minute: --no-compile begins at once" if possible
               else f"not compiling, which would be faster: it needs {needed}")  # fmt: skip
@@ -954,7 +955,7 @@ def main(argv=None):
         fail(e, 1)
     except OSError as e:
         hint = "; a new run needs a new --run-dir" if isinstance(e, FileExistsError) else ""
-        fail(f"{e.filename or args.run_dir}: {e.strerror}{hint}")
+        fail(f"{e.filename or args.run_dir}: {e.strerror or e}{hint}")
 
 
 if __name__ == "__main__":

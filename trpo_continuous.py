@@ -17,7 +17,7 @@ them, estimated by GAE (arXiv 1506.02438) with a critic that is fitted after the
 (fit_critic). Exact advantages change the surrogate by a constant only (Sec. 5); GAE's are biased
 for λ < 1. The network is that of PPO (arXiv 1707.06347). The paper's other way of sampling, "vine",
 is left out. Every step that the paper leaves out is marked "not in the paper"; "Baselines" is
-OpenAI's trpo_mpi.
+OpenAI's trpo_mpi, and ppo2 its PPO.
 
   python trpo_continuous.py                              learn CartPole-v1
   python trpo_continuous.py --env-id HalfCheetah-v5      a million steps, Box actions
@@ -80,7 +80,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("num-epochs", 5, (int, 1), "K", "the critic's passes over a rollout"),
     ("minibatch-size", 64, (int, 1), "M", "samples in one of the critic's minibatches"),
     ("learning-rate", 1e-3, (float, 0), "LR", "Adam's step size for the critic"),
-    ("norm-obs", True, bool, None, "normalise observations, clip them at ±10"),
+    ("norm-obs", True, bool, None, "normalise observations, clip them at ±10 (ppo2's)"),
     ("norm-reward", True, bool, None, "divide rewards by the returns' std, clip at ±10 (ppo2's)"),
     ("norm-adv", "rollout", ["rollout", "none"], None, "standardise a rollout's advantages"),
     ("orthogonal", True, bool, None, "orthogonal initial weights, a small policy head"),
@@ -161,7 +161,7 @@ class ActorCritic(nn.Module):
 
     def normalise(self, obs):
         """Observations (B, observation size) as the networks take them, float32."""
-        if self.norm_obs:  # not in the paper: Baselines' normalisation (--no-norm-obs)
+        if self.norm_obs:  # not in the paper: ppo2's, by earlier rollouts' moments (--no-norm-obs)
             moments = self.obs_moments
             obs = ((obs - moments.mean) / (moments.var + 1e-8).sqrt()).clamp(-10, 10)
         return obs.float()
@@ -252,9 +252,9 @@ def rollout(envs, net, batch):
     batch.pi, values = net(batch.obs)
     batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
     batch.values[:-1] = values.view(num_steps, -1)
-    batch.values[-1] = net(net.normalise(torch.from_numpy(envs.obs)))[1]
+    batch.values[-1] = net.critic(net.normalise(torch.from_numpy(envs.obs))).squeeze(-1)
     for t, n, obs in cut:  # not in the paper: at a time limit, bootstrap from V
-        batch.final_values[t, n] = net(net.normalise(torch.from_numpy(obs)))[1]
+        batch.final_values[t, n] = net.critic(net.normalise(torch.from_numpy(obs))).squeeze(-1)
     return episodes
 
 
@@ -292,7 +292,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
     terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11. Not in the PPO paper, whose equations know no episode's end.
+    Either ends the sum of Eq. 11 (its last exponent should read T−t−1). Not in the PPO paper, whose
+    equations know no episode's end.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
@@ -385,7 +386,7 @@ def conjugate_gradient(product, b, num_iters, tolerance=1e-10):
 
 @torch.no_grad()
 def line_search(measure, weights, full_step, max_kl, num_tries, backtrack_coef):
-    """Backtrack along `full_step`, (W,), until L improves and KL ≤ δ (App. C), moving the weights.
+    """Shrink β, from that of `full_step` = β s, (W,), until L improves and KL ≤ δ (App. C); move θ.
 
     measure() returns the surrogate's improvement and KL(π_θold ‖ π_θ) at the weights as they are.
     Returns the fraction of the step taken, the improvement and the KL: zeros if every try fails,
@@ -930,7 +931,7 @@ def main(argv=None):
         fail(e, 1)
     except OSError as e:
         hint = "; a new run needs a new --run-dir" if isinstance(e, FileExistsError) else ""
-        fail(f"{e.filename or args.run_dir}: {e.strerror}{hint}")
+        fail(f"{e.filename or args.run_dir}: {e.strerror or e}{hint}")
 
 
 if __name__ == "__main__":

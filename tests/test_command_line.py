@@ -105,7 +105,9 @@ def test_the_choice_to_compile_is_kept_and_holds_on_resuming(
     script.main("--resume", run_dir)
     assert len(compiled) == 2 * count
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
-    assert script.refused(capsys, 2, ["--resume", run_dir], "--compile", "C++ compiler")
+    assert script.refused(capsys, 2, ["--resume", run_dir], "C++ compiler", "--no-compile")
+    script.main("--resume", run_dir, "--no-compile")
+    assert len(compiled) == 2 * count
 
 
 @pytest.mark.parametrize("module", [ppo_atari, ppo_continuous, trpo_continuous])

@@ -506,7 +506,7 @@ def test_evaluate_plays_the_policy_that_it_was_given(finished, tmp_path, capsys)
     (["--env-id", "NoSuchGame-v4"], ["--env-id", "NoSuchGame"]),
     (["--env-id", "CartPole-v1"], ["--env-id", "need an Atari game"]),
     (["--minibatch-size", "300"], ["--minibatch-size 300", "1024"]),
-    (["--minibatch-size", "0"], ["--minibatch-size 0", "need a number at least 1"]),
+    (["--minibatch-size", "1"], ["--minibatch-size 1", "need a number at least 2"]),
     (["--total-steps", "1000"], ["--total-steps 1000", "1024"]),
     (["--num-envs", "0"], ["--num-envs 0", "need a number at least 1"]),
     (["--num-envs", "two"], ["--num-envs", "two"]),
@@ -543,9 +543,12 @@ def test_bad_input_gets_one_line_and_status_2(
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_cuda_without_cuda(tmp_path, capsys):
-    assert refused(capsys, 2, ["--cuda", "--run-dir", tmp_path / "run"], "--cuda", "--no-cuda")
+@pytest.mark.parametrize("gpus, processes", [(0, 1), (2, 4)])
+def test_more_processes_than_gpus(gpus, processes, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))  # as torchrun sets it
+    flags = ["--cuda", "--run-dir", tmp_path / "run"]
+    assert refused(capsys, 2, flags, f"of {processes} CUDA GPUs torch finds {gpus}", "--no-cuda")
     assert not (tmp_path / "run").exists()
 
 
