@@ -19,7 +19,8 @@ DIFFER = {  # where a pair's problems or algorithms differ, and what they say of
     },
     ("ppo_atari", "trpo_continuous"): PROBLEM | {"PUBLISHED_BY", "standardise"},
     ("ppo_continuous", "trpo_continuous"): {
-        "SETTINGS", "TASKS", "PUBLISHED_SCORES", "CHANGEABLE", "train", "surrogate", "update", "main",
+        "SETTINGS", "TASKS", "PUBLISHED_SCORES", "CHANGEABLE", "train", "surrogate", "update",
+        "main",
     },
 }  # fmt: skip
 
