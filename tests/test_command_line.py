@@ -111,6 +111,18 @@ def test_the_choice_to_compile_is_kept_and_holds_on_resuming(
 
 
 @pytest.mark.parametrize("module", [ppo_atari, ppo_continuous, trpo_continuous])
+def test_an_error_of_words_alone_is_told(module, tmp_path, capsys, monkeypatch):
+    """moviepy's has neither a number nor a file."""
+
+    def broken(*_):
+        raise OSError("the encoder is gone")
+
+    monkeypatch.setattr(module, "train", broken)
+    flags = [*SMALL, "--total-steps", 64, "--run-dir", tmp_path / "run"]
+    assert Script(module).refused(capsys, 2, flags, "the encoder is gone")
+
+
+@pytest.mark.parametrize("module", [ppo_atari, ppo_continuous, trpo_continuous])
 def test_without_a_path_the_newest_run_plays(module, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     script, small = Script(module), [*SMALL, *["--network", "paper"] * (module is ppo_atari)]

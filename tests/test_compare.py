@@ -288,6 +288,9 @@ def test_single_seeds_are_thin_curves_and_five_have_a_band(seeds, tmp_path):
     assert thick.get_ydata()[-1] == pytest.approx(250.5 * (1 + seeds) / 2)
     first = axes.get_legend().texts[0].get_text()
     assert first == f"the defaults, {seeds} seed{'s' * (seeds > 1)}"
+    note = axes.figure.get_supxlabel()
+    assert ("thick: mean over seeds; thin: single seeds" in note) == (seeds in (3, 4))
+    assert ("curve: mean over seeds; band:" in note) == (seeds == 5)
 
 
 def test_a_mean_is_of_the_seeds_that_reach_the_end(tmp_path):

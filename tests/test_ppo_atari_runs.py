@@ -506,6 +506,7 @@ def test_evaluate_plays_the_policy_that_it_was_given(finished, tmp_path, capsys)
     (["--env-id", "NoSuchGame-v4"], ["--env-id", "NoSuchGame"]),
     (["--env-id", "CartPole-v1"], ["--env-id", "need an Atari game"]),
     (["--minibatch-size", "300"], ["--minibatch-size 300", "1024"]),
+    (["--minibatch-size", "0"], ["--minibatch-size 0", "need a number at least 2"]),
     (["--minibatch-size", "1"], ["--minibatch-size 1", "need a number at least 2"]),
     (["--total-steps", "1000"], ["--total-steps 1000", "1024"]),
     (["--num-envs", "0"], ["--num-envs 0", "need a number at least 1"]),

@@ -333,6 +333,7 @@ gym.register("InfReward-v0", Odd, kwargs={"spoil": "reward"})
     (["--env-id", "Parts-v0"], ["--env-id", "Dict", "need a Box of one dimension"]),
     (["--env-id", "Many-v0"], ["--env-id", "MultiDiscrete", "need", "Discrete"]),
     (["--env-id", "Whole-v0"], ["--env-id", "int64", "Box of floats of one dimension"]),
+    (["--minibatch-size", "1"], ["--minibatch-size 1", "need a number at least 2"]),
     (["--minibatch-size", "300"], ["--minibatch-size", "1024"]),
     (["--total-steps", "500"], ["--total-steps", "1024"]),
     (["--num-envs", "0"], ["--num-envs 0", "need a number at least 1"]),
