@@ -472,7 +472,7 @@ def update(set_gradients, net, optimizer, batch, learning_rate, clip_eps, beta, 
             optimizer.zero_grad()
             grad_norms.append(set_gradients(net, minibatch, clip_eps, beta, args))
             optimizer.step()
-        if args.target_kl:  # not in the paper: after Spinning Up's early stop, off by default
+        if args.target_kl:  # not in the paper: like Spinning Up's early stop, off by default
             kl = diagnose(net, whole, clip_eps, beta, args)["kl"]
             if kl > 1.5 * args.target_kl:
                 break

@@ -12,12 +12,8 @@ ROWS = re.findall(r"^\| `(\w+)\.pt` \| `(\w+)\.py ?(.*)` \| ([\d.]+) \|$",
                   (ROOT / "plots/README.md").read_text(), re.M)  # fmt: skip
 SOLVED = {"cartpole": 475, "lunarlander": 200, "halfcheetah": 1500, "breakout": 20}
 LARGEST = {"breakout": 3e6}  # bytes; of the others 1e5
-MACHINE = {
-    "run_dir",
-    "compile",
-    "evaluate",
-    "resume",
-}  # settings that another run may have otherwise
+# settings that another run may have otherwise
+MACHINE = {"run_dir", "compile", "evaluate", "resume"}
 
 
 def test_every_policy_is_in_the_table():
