@@ -10,7 +10,7 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 7      θ_old ← θ                                                             rollout acts with θ
 8  end for
 
-The defaults are the paper's Table 5, with a larger network than Sec. 6.4's (--network paper).
+The defaults are the paper's Table 5, with a larger network (Sec. 6.4's: --network paper).
 Every step that the paper leaves out is marked "not in the paper", with its flag if it has one.
 "Baselines" is OpenAI's ppo2, "ppo1" the authors' first code.
 
@@ -97,7 +97,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("max-grad-norm", 0.5, (float, 0), "NORM", "clip the gradient's norm; 0 disables"),
     ("adam-eps", 1e-5, (float, 0), "EPS", "Adam's ε (PyTorch: 1e-8)"),
     ("clip-value-loss", False, bool, None,
-     "the larger of V's error and that of V held within Eq. 7's ε of its old value"),
+     "the larger error of V and of V clipped to its old value ± Eq. 7's ε"),
     "machine",
     ("cuda", False, bool, None, "train on the GPU"),
     ("bf16", False, bool, None, "convolutions and hidden layer in bfloat16"),
@@ -125,7 +125,7 @@ def train(args, checkpoint=None):
     """Algorithm 1 of the paper. `checkpoint` is that of the run to resume."""
     device = torch.device("cuda" if args.cuda else "cpu")
     torch.manual_seed(args.seed)
-    # torchrun's PROCESSES (without it 1) share out N; RANK is this one's number, from 0
+    # N is divided among torchrun's PROCESSES (without it 1); RANK is this one's number, from 0
     games = Games(args.env_id, args.num_envs // PROCESSES, args.threads, pin_memory=args.cuda)
     net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
     args.seed += RANK << 64  # the same weights everywhere, but games and actions of their own
@@ -263,10 +263,10 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
     terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11 (its last exponent should read T−t−1). Not in the PPO paper, whose
-    equations know no episode's end.
+    Either ends the sum of Eq. 11, whose last exponent should read T−t−1.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
+    # not in the paper, whose equations know no episode's end
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
@@ -278,7 +278,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 def estimate_advantages(batch, gamma, gae_lambda):
     """Fill in a rollout's advantages Â_t and value targets V^targ_t."""
-    values = batch.values.to(batch.rewards.device)
+    values = batch.values.to(batch.rewards.device)  # ppo_atari's may be on a GPU
     next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
     batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
@@ -385,7 +385,7 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
 
 # --------------------------------------------------------------------------------- Environment
 
-FIRE = 1  # its place in every action set that has it and NOOP
+FIRE = 1  # its index in every action set with NOOP and FIRE
 
 
 class Games:
@@ -804,7 +804,7 @@ def parse_args(argv=None):
             low, high = (*kind[1:], inf)[:2]
             if not (low <= value <= high and abs(value) < inf):
                 limits = f"at least {low}" if high == inf else f"from {low} to {high}"
-                fail(f"--{flag} {value}: need a number {limits}")
+                fail(f"--{flag} {value}: need a finite number {limits}")
 
     checkpoint = None
     flag = next((flag for flag in CHANGEABLE if flag in given), None)
@@ -835,9 +835,10 @@ def parse_args(argv=None):
     if flag == "resume" and (before := settings.get("processes", 1)) != PROCESSES:
         fail(f"--resume {args.resume}: need torchrun with {before} processes, as before")
     args.processes = PROCESSES
-    if flag != "evaluate" and (args.num_envs % PROCESSES or args.minibatch_size % PROCESSES):
+    uneven = args.num_envs % PROCESSES or args.minibatch_size % PROCESSES
+    if flag != "evaluate" and (uneven or args.minibatch_size < 2 * PROCESSES):
         fail(f"{PROCESSES} processes: need a divisor of N = {args.num_envs} and of M = "
-             f"{args.minibatch_size}")  # fmt: skip
+             f"{args.minibatch_size}, at most M / 2")  # fmt: skip
     game_settings(args.env_id)  # fails if it is not a game
     args.checkpoint_every = args.checkpoint_every or max(4, args.num_iterations // 15)
     name = f"{Path(SCRIPT).stem}-{args.env_id.replace('/', '-')}-seed{args.seed}"
@@ -860,7 +861,7 @@ def choose_compile(args):
 
 
 # torchrun starts several processes. They share out N and M and average their gradients, and each
-# standardises the advantages of its own part, as in ppo1.
+# standardises the advantages of its own part, as in Baselines.
 TOGETHER = dist.is_torchelastic_launched()
 RANK = int(os.environ["RANK"]) if TOGETHER else 0
 PROCESSES = int(os.environ["WORLD_SIZE"]) if TOGETHER else 1

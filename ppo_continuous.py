@@ -75,7 +75,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("objective", "clip", ["clip", "kl-adaptive", "kl-fixed", "none"], None,
      "L^CLIP of Eq. 7; L^KLPEN of Eq. 8 with β adaptive or fixed; none: L^CPI of Eq. 6"),
     ("clip-eps", 0.2, (float, 0), "ε", "clipping parameter of Eq. 7"),
-    ("kl-target", 0.01, (float, 1e-12), "d_targ", "KL that the adaptive β of Sec. 4 aims at"),
+    ("kl-target", 0.01, (float, 1e-12), "d_targ", "KL that kl-adaptive's β aims at, Sec. 4"),
     ("kl-beta", 1.0, (float, 1e-12), "β", "of Eq. 8; where adaptive, its first value"),
     ("vf-coef", 1.0, (float, 0), "c1", "of Eq. 9, whose L^VF has no factor ½"),
     ("ent-coef", 0.0, (float, 0), "c2", "of Eq. 9"),
@@ -154,7 +154,7 @@ def train(args, checkpoint=None):
 
 
 class ActorCritic(nn.Module):
-    """Policy π(a|s) and value V(s), two networks of two layers of 64 tanh units (PPO's Sec. 6.1).
+    """Policy π(a|s) (PPO's Sec. 6.1) and value V(s), two networks of two layers of 64 tanh units.
 
     obs_moments: of the observations; return_moments: of the discounted returns.
     """
@@ -237,13 +237,13 @@ def select(x, indices):
 
 def make_batch(num_steps, envs):
     """Storage for one rollout, reused in every iteration: fields of shape (T, N), unless noted."""
-    shape, discrete = (num_steps, len(envs.obs)), isinstance(envs.action_space, Discrete)
-    actions = torch.zeros(*shape, *envs.action_space.shape)  # (T, N), or (T, N, action size)
+    shape = (num_steps, len(envs.obs))
+    dtype = torch.int64 if isinstance(envs.action_space, Discrete) else torch.float32
     return SimpleNamespace(
         raw_obs=torch.zeros(num_steps, *envs.obs.shape, dtype=torch.float64),  # (T, N, obs size)
         obs=None,  # (T·N, observation size), normalised
-        actions=actions.long() if discrete else actions,
-        pi=None,  # π_θold(·|s) of T·N states
+        actions=torch.zeros(*shape, *envs.action_space.shape, dtype=dtype),  # (T, N[, action size])
+        pi_old=None,  # π_θold(·|s) of T·N states
         log_probs=None,  # (T·N,), log π_θold(a|s)
         values=torch.zeros(num_steps + 1, len(envs.obs)),  # V(s_0), ..., V(s_T)
         rewards=torch.zeros(shape),
@@ -275,8 +275,8 @@ def rollout(envs, net, batch):
 
     # log-probs and values of the whole rollout, in one batch: much faster, same up to rounding
     batch.obs = net.normalise(batch.raw_obs.flatten(0, 1))  # (T·N, observation size)
-    batch.pi, values = net(batch.obs)
-    batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
+    batch.pi_old, values = net(batch.obs)
+    batch.log_probs = batch.pi_old.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
     batch.values[:-1] = values.view(num_steps, -1)
     batch.values[-1] = net.critic(net.normalise(torch.from_numpy(envs.obs))).squeeze(-1)
     for t, n, obs in cut:  # not in the paper: at a time limit, bootstrap from V
@@ -287,8 +287,8 @@ def rollout(envs, net, batch):
 def numpy_policy(net, num_steps, num_envs):
     """π_θ in numpy, since torch takes five times as long for a single observation.
 
-    Returns a function of t = 0, ..., T - 1, which picks the noise, and of raw obs (N, observation
-    size) that samples actions.
+    Returns policy(t, obs), which samples actions for raw obs (N, observation size) with the noise
+    of step t = 0, ..., T - 1.
     """
     linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
     *hidden, head = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
@@ -318,10 +318,10 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
     terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11 (its last exponent should read T−t−1). Not in the PPO paper, whose
-    equations know no episode's end.
+    Either ends the sum of Eq. 11, whose last exponent should read T−t−1.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
+    # not in the paper, whose equations know no episode's end
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
@@ -333,7 +333,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 def estimate_advantages(batch, gamma, gae_lambda):
     """Fill in a rollout's advantages Â_t and value targets V^targ_t."""
-    values = batch.values.to(batch.rewards.device)
+    values = batch.values.to(batch.rewards.device)  # ppo_atari's may be on a GPU
     next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
     batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
@@ -349,7 +349,7 @@ def standardise(advantages):
 def scale_rewards(batch, moments):
     """Divide a rollout's rewards by the std of all discounted returns so far; clip them at ±10.
 
-    Not in the paper: Baselines' scaling (--no-norm-reward), here once a rollout, not at every step
+    Not in the paper: ppo2's scaling (--no-norm-reward), here once a rollout, not at every step
     """
     moments.add(batch.discounted_returns.flatten())
     batch.rewards.div_((moments.var + 1e-8).sqrt()).clamp_(-10, 10)
@@ -386,18 +386,18 @@ def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef
     """Minus the objective of Eq. 9 on a minibatch.
 
     pi and values (M,) are those of θ; `minibatch` has actions and their log_probs, advantages and
-    value targets, and for a penalty π_θold as pi.
+    value targets, and for a penalty pi_old, π_θold.
     """
     advantages = minibatch.advantages
     if norm_adv == "minibatch":  # not in the paper (--norm-adv none)
         advantages = standardise(advantages)
 
     ratio = (pi.log_prob(minibatch.actions) - minibatch.log_probs).exp()  # r_t(θ), Eq. 6
-    kl = kl_divergence(minibatch.pi, pi) if objective.startswith("kl") else None
+    kl = kl_divergence(minibatch.pi_old, pi) if objective.startswith("kl") else None
     l_policy = surrogate(objective, ratio, advantages, kl, clip_eps, beta).mean()
     l_vf = (values - minibatch.targets).square().mean()  # without ½, as in the paper
 
-    entropy = pi.entropy().mean() if ent_coef else 0.0  # S[π_θ]; it takes time
+    entropy = pi.entropy().mean() if ent_coef else 0.0  # S[π_θ], if used
     # Sec. 6.1: c1 is irrelevant without shared weights, but for Adam's ε and --max-grad-norm
     l_total = l_policy - vf_coef * l_vf + ent_coef * entropy  # Eq. 9
     return -l_total
@@ -428,7 +428,7 @@ def diagnose(net, samples, clip_eps, beta, args):
     """How far θ is from θ_old, and how well V fits, over all samples of a rollout."""
     pi, values = net(samples.obs)
     ratio = (pi.log_prob(samples.actions) - samples.log_probs).exp()
-    kl = kl_divergence(samples.pi, pi)  # KL(π_θold ‖ π_θ), exact; its mean is d of Sec. 4
+    kl = kl_divergence(samples.pi_old, pi)  # KL(π_θold ‖ π_θ), exact; its mean is d of Sec. 4
     advantages = samples.advantages
     if args.norm_adv == "minibatch":
         advantages = standardise(advantages)
@@ -458,10 +458,10 @@ def update(set_gradients, net, optimizer, batch, learning_rate, clip_eps, beta, 
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples["advantages"] = standardise(samples["advantages"])
     optimizer.param_groups[0]["lr"] = learning_rate
-    clip_eps = torch.tensor(clip_eps)  # compiled code then takes any value
-    whole = SimpleNamespace(**samples, pi=batch.pi)
-    if args.objective.startswith("kl"):  # elsewhere the loss needs no π_θold
-        samples["pi"] = batch.pi
+    clip_eps = torch.tensor(clip_eps)  # a tensor, as a float's change would recompile
+    whole = SimpleNamespace(**samples, pi_old=batch.pi_old)
+    if args.objective.startswith("kl"):  # only Eq. 8 needs π_θold
+        samples["pi_old"] = batch.pi_old
     grad_norms = []
     for _ in range(args.num_epochs):
         order = torch.randperm(args.batch_size)
@@ -564,7 +564,7 @@ class Environments:
 # ------------------------------------------------------------------------------------- Records
 
 PUBLISHED_BY = "OpenAI's Baselines, 1 million steps, older versions of the tasks"
-PUBLISHED_SCORES = {  # Baselines' PPO, the mean of 6 seeds; the paper has curves alone, Fig. 3
+PUBLISHED_SCORES = {  # Baselines' PPO, the mean of 6 seeds; the paper has only curves, Fig. 3
     "HalfCheetah-v5": 1668.6, "Hopper-v5": 2316.2, "InvertedDoublePendulum-v5": 7102.9,
     "InvertedPendulum-v5": 809.4, "Reacher-v5": -6.71, "Swimmer-v5": 111.2, "Walker2d-v5": 3425.0,
 }  # fmt: skip
@@ -889,7 +889,7 @@ def parse_args(argv=None):
             low, high = (*kind[1:], inf)[:2]
             if not (low <= value <= high and abs(value) < inf):
                 limits = f"at least {low}" if high == inf else f"from {low} to {high}"
-                fail(f"--{flag} {value}: need a number {limits}")
+                fail(f"--{flag} {value}: need a finite number {limits}")
 
     checkpoint = None
     flag = next((flag for flag in CHANGEABLE if flag in given), None)

@@ -65,7 +65,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("seed", 1, (int, 0, 2**63 - 1), "SEED", "seeds network, actions, minibatches and task"),
     ("total-steps", 1_000_000, (int, 1), "STEPS", "agent steps"),
     "trust region, Sec. 6, App. C and E of the paper",
-    ("max-kl", 0.01, (float, 1e-12), "δ", "of Eq. 14, the paper's"),
+    ("max-kl", 0.01, (float, 1e-12), "δ", "KL bound of Eq. 14, the paper's"),
     ("cg-iters", 10, (int, 1), "k", "iterations of conjugate gradient, the paper's"),
     ("cg-damping", 0.1, (float, 0), "DAMPING", "not in the paper: on A's diagonal (Baselines)"),
     ("fvp-fraction", 1.0, (float, 1e-9, 1), "SHARE", "of states A averages over; App. C.1: 0.1"),
@@ -75,8 +75,8 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("num-envs", 1, (int, 1), "N", "number of actors"),
     ("num-steps", 1024, (int, 1), "T", "steps of each actor in a rollout (Baselines: 1024)"),
     ("gamma", 0.99, (float, 0, 1), "γ", "discount (the paper: 0.99)"),
-    "critic and GAE; not in the paper; in OpenAI's Baselines",
-    ("gae-lambda", 0.98, (float, 0, 1), "λ", "of GAE; 1: Monte-Carlo returns"),
+    "not in the paper; in OpenAI's Baselines: critic, GAE, scaling",
+    ("gae-lambda", 0.98, (float, 0, 1), "λ", "of GAE; 1: returns less V"),
     ("num-epochs", 5, (int, 1), "K", "the critic's passes over a rollout"),
     ("minibatch-size", 64, (int, 1), "M", "samples in one of the critic's minibatches"),
     ("learning-rate", 1e-3, (float, 0), "LR", "Adam's step size for the critic"),
@@ -138,7 +138,7 @@ def train(args, checkpoint=None):
 
 
 class ActorCritic(nn.Module):
-    """Policy π(a|s) and value V(s), two networks of two layers of 64 tanh units (PPO's Sec. 6.1).
+    """Policy π(a|s) (PPO's Sec. 6.1) and value V(s), two networks of two layers of 64 tanh units.
 
     obs_moments: of the observations; return_moments: of the discounted returns.
     """
@@ -211,13 +211,13 @@ class RunningMoments(nn.Module):
 
 def make_batch(num_steps, envs):
     """Storage for one rollout, reused in every iteration: fields of shape (T, N), unless noted."""
-    shape, discrete = (num_steps, len(envs.obs)), isinstance(envs.action_space, Discrete)
-    actions = torch.zeros(*shape, *envs.action_space.shape)  # (T, N), or (T, N, action size)
+    shape = (num_steps, len(envs.obs))
+    dtype = torch.int64 if isinstance(envs.action_space, Discrete) else torch.float32
     return SimpleNamespace(
         raw_obs=torch.zeros(num_steps, *envs.obs.shape, dtype=torch.float64),  # (T, N, obs size)
         obs=None,  # (T·N, observation size), normalised
-        actions=actions.long() if discrete else actions,
-        pi=None,  # π_θold(·|s) of T·N states
+        actions=torch.zeros(*shape, *envs.action_space.shape, dtype=dtype),  # (T, N[, action size])
+        pi_old=None,  # π_θold(·|s) of T·N states
         log_probs=None,  # (T·N,), log π_θold(a|s)
         values=torch.zeros(num_steps + 1, len(envs.obs)),  # V(s_0), ..., V(s_T)
         rewards=torch.zeros(shape),
@@ -249,8 +249,8 @@ def rollout(envs, net, batch):
 
     # log-probs and values of the whole rollout, in one batch: much faster, same up to rounding
     batch.obs = net.normalise(batch.raw_obs.flatten(0, 1))  # (T·N, observation size)
-    batch.pi, values = net(batch.obs)
-    batch.log_probs = batch.pi.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
+    batch.pi_old, values = net(batch.obs)
+    batch.log_probs = batch.pi_old.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
     batch.values[:-1] = values.view(num_steps, -1)
     batch.values[-1] = net.critic(net.normalise(torch.from_numpy(envs.obs))).squeeze(-1)
     for t, n, obs in cut:  # not in the paper: at a time limit, bootstrap from V
@@ -261,8 +261,8 @@ def rollout(envs, net, batch):
 def numpy_policy(net, num_steps, num_envs):
     """π_θ in numpy, since torch takes five times as long for a single observation.
 
-    Returns a function of t = 0, ..., T - 1, which picks the noise, and of raw obs (N, observation
-    size) that samples actions.
+    Returns policy(t, obs), which samples actions for raw obs (N, observation size) with the noise
+    of step t = 0, ..., T - 1.
     """
     linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
     *hidden, head = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
@@ -292,10 +292,10 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
     terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11 (its last exponent should read T−t−1). Not in the PPO paper, whose
-    equations know no episode's end.
+    Either ends the sum of Eq. 11, whose last exponent should read T−t−1.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
+    # not in the paper, whose equations know no episode's end
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
@@ -307,7 +307,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 def estimate_advantages(batch, gamma, gae_lambda):
     """Fill in a rollout's advantages Â_t and value targets V^targ_t."""
-    values = batch.values.to(batch.rewards.device)
+    values = batch.values.to(batch.rewards.device)  # ppo_atari's may be on a GPU
     next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
     batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
@@ -323,7 +323,7 @@ def standardise(advantages):
 def scale_rewards(batch, moments):
     """Divide a rollout's rewards by the std of all discounted returns so far; clip them at ±10.
 
-    Not in the paper: Baselines' scaling (--no-norm-reward), here once a rollout, not at every step
+    Not in the paper: ppo2's scaling (--no-norm-reward), here once a rollout, not at every step
     """
     moments.add(batch.discounted_returns.flatten())
     batch.rewards.div_((moments.var + 1e-8).sqrt()).clamp_(-10, 10)
@@ -343,14 +343,14 @@ def surrogate(pi, samples):
     return (ratio * samples.advantages).mean()
 
 
-def fisher_vector_product(old, pi, weights):
+def fisher_vector_product(pi_old, pi, weights):
     """The function y -> A y, where A is the Hessian of the mean KL(π_θold ‖ π_θ) at θ_old, which is
     the Fisher matrix there: by differentiating the KL twice, the generic way of App. C.1.
 
-    old, pi: π_θold at B states, the one constant, the other differentiable in `weights`, tensors of
-    W numbers in all. y and A y are (W,).
+    pi_old, pi: π_θold at B states, without and with a gradient to `weights`, tensors of W numbers
+    in all. y and A y are (W,).
     """
-    kl = kl_divergence(old, pi).mean()
+    kl = kl_divergence(pi_old, pi).mean()
     gradient = flat(torch.autograd.grad(kl, weights, create_graph=True))
 
     def product(y):
@@ -386,30 +386,29 @@ def conjugate_gradient(product, b, num_iters, tolerance=1e-10):
 
 @torch.no_grad()
 def line_search(measure, weights, full_step, max_kl, num_tries, backtrack_coef):
-    """Shrink β, from that of `full_step` = β s, (W,), until L improves and KL ≤ δ (App. C); move θ.
+    """Move θ by `full_step` = β s, (W,), with β shrunk until L improves and KL ≤ δ (App. C).
 
     measure() returns the surrogate's improvement and KL(π_θold ‖ π_θ) at the weights as they are.
     Returns the fraction of the step taken, the improvement and the KL: zeros if every try fails,
     and then the weights are what they were, bit for bit.
     """
-    old = flat(weights)
+    theta_old = flat(weights)
     fraction = 1.0
     for _ in range(num_tries):
-        nn.utils.vector_to_parameters(old + fraction * full_step, weights)
+        nn.utils.vector_to_parameters(theta_old + fraction * full_step, weights)
         improvement, kl = measure()
         if 0 < improvement < inf and kl <= max_kl:  # both are false for nan
             return fraction, improvement, kl
         fraction *= backtrack_coef
-    nn.utils.vector_to_parameters(old, weights)
+    nn.utils.vector_to_parameters(theta_old, weights)
     return 0.0, 0.0, 0.0
 
 
 def trust_region_step(net, samples, args):
     """Maximise the surrogate in the trust region around θ_old (Eq. 14), moving θ.
 
-    samples: obs (B, observation size), actions, π_θold as pi, its log_probs of the actions, and the
-    advantages. Returns what happened; FloatingPointError, θ untouched, for a gradient or an A that
-    is not finite.
+    samples: obs (B, observation size), actions, pi_old, its log_probs of the actions, advantages.
+    Returns scalars to log; FloatingPointError, θ untouched, if g or A is not finite.
     """
     weights = list(net.actor.parameters())
     if net.log_std is not None:
@@ -419,12 +418,12 @@ def trust_region_step(net, samples, args):
     if not g.isfinite().all():
         raise FloatingPointError(f"the surrogate's gradient is {g.norm().item()}")
 
-    obs, old = samples.obs, samples.pi
+    obs, pi_old = samples.obs, samples.pi_old
     if args.fvp_fraction < 1:
         obs = obs[torch.randperm(len(obs))[: math.ceil(args.fvp_fraction * len(obs))]]
         with torch.no_grad():
-            old = net.pi(obs)  # θ is still θ_old
-    product = fisher_vector_product(old, net.pi(obs), weights)
+            pi_old = net.pi(obs)  # θ is still θ_old
+    product = fisher_vector_product(pi_old, net.pi(obs), weights)
 
     def damped(y):  # not in the paper: Baselines' damping (--cg-damping 0)
         return product(y) + args.cg_damping * y
@@ -435,13 +434,13 @@ def trust_region_step(net, samples, args):
         raise FloatingPointError(f"sᵀAs is {s_a_s.item()}")
     fraction, improvement, kl, expected = 0.0, 0.0, 0.0, 0.0
     if s_a_s > 0:  # else there is no direction: g is zero, or A has no curvature along it
-        # β s of App. C; as in Baselines sᵀAs includes the damping, so to second order KL ≤ δ
+        # β s of App. C; the damping in sᵀAs, as in Baselines, makes it shorter
         full_step = (2 * args.max_kl / s_a_s).sqrt() * s
 
         def measure():
             pi = net.pi(samples.obs)
             improvement = surrogate(pi, samples) - l_old
-            return improvement.item(), kl_divergence(samples.pi, pi).mean().item()
+            return improvement.item(), kl_divergence(samples.pi_old, pi).mean().item()
 
         fraction, improvement, kl = line_search(
             measure, weights, full_step, args.max_kl, args.line_search_steps, args.backtrack_coef
@@ -468,13 +467,14 @@ def fit_critic(net, optimizer, batch, args):
 def update(net, optimizer, batch, args):
     """The policy's step and the critic's regression on one rollout.
 
-    Returns the scalars to log; FloatingPointError if one is not finite.
+    Returns the scalars to log; FloatingPointError if one but explained_variance is not finite.
     """
     advantages = batch.advantages.flatten()  # (T, N) -> (T·N,)
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
-        advantages = standardise(advantages)  # the scale leaves β s as it is, the shift does not
-    samples = SimpleNamespace(obs=batch.obs, actions=batch.actions.flatten(0, 1), pi=batch.pi,
-                              log_probs=batch.log_probs, advantages=advantages)  # fmt: skip
+        advantages = standardise(advantages)  # only the shift changes β s, not the scale
+    samples = SimpleNamespace(obs=batch.obs, actions=batch.actions.flatten(0, 1),
+                              pi_old=batch.pi_old, log_probs=batch.log_probs,
+                              advantages=advantages)  # fmt: skip
     stats = trust_region_step(net, samples, args)
     fit_critic(net, optimizer, batch, args)
     with torch.no_grad():
@@ -565,7 +565,7 @@ class Environments:
 # ------------------------------------------------------------------------------------- Records
 
 PUBLISHED_BY = "OpenAI's Baselines, 1 million steps, older versions of the tasks"
-PUBLISHED_SCORES = {  # Baselines' TRPO; the paper's own tasks and numbers of steps are others
+PUBLISHED_SCORES = {  # Baselines' TRPO; the paper has other tasks and numbers of steps
     "HalfCheetah-v5": 1289.7, "Hopper-v5": 1912.9, "InvertedDoublePendulum-v5": 6731.6,
     "InvertedPendulum-v5": 905.1, "Reacher-v5": -4.82, "Swimmer-v5": 95.0, "Walker2d-v5": 2342.6,
 }  # fmt: skip
@@ -890,7 +890,7 @@ def parse_args(argv=None):
             low, high = (*kind[1:], inf)[:2]
             if not (low <= value <= high and abs(value) < inf):
                 limits = f"at least {low}" if high == inf else f"from {low} to {high}"
-                fail(f"--{flag} {value}: need a number {limits}")
+                fail(f"--{flag} {value}: need a finite number {limits}")
 
     checkpoint = None
     flag = next((flag for flag in CHANGEABLE if flag in given), None)

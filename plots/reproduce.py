@@ -704,7 +704,7 @@ def surrogates(args, batch, net, old, new, factors):
             pi = net.pi(batch.obs)
             ratio = (pi.log_prob(actions) - batch.log_probs).exp()
             terms = (
-                kl_divergence(batch.pi, pi),
+                kl_divergence(batch.pi_old, pi),
                 surrogate("none", ratio, advantages, None, eps, None),
                 ratio.clamp(1 - eps, 1 + eps) * advantages,
                 surrogate("clip", ratio, advantages, None, eps, None),

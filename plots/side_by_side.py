@@ -59,15 +59,16 @@ EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
         "the larger one of Mnih et al. (2015). Policy and value share the convolutional trunk, "
         "and each has a linear head."),
     "network": ("Sec. 6.1", PPO + "6", [r"\pi_\theta(a\,|\,s),\quad V(s)"],
-        "Two networks that share nothing, of two layers of 64 tanh units. A Gaussian policy has "
-        "its mean from the network; its standard deviation does not depend on the state."),
+        "Two layers of 64 tanh units; V, whose size the paper does not give, has as many and "
+        "shares none. A Gaussian policy has its mean from the network; its standard deviation does "
+        "not depend on the state."),
     "act": ("Algorithm 1, line 3", PPO + "5", [r"a_t ∼ " + PI_OLD],
         "Every actor runs the old policy for T steps. The largest of logits plus Gumbel noise is "
         "a sample of the softmax; mean plus std times normal noise is one of the Gaussian. "
         "Log-probabilities and values are kept for Eq. 6 and 12."),
     "eq-12": ("Eq. 12", PPO + "5", [r"\delta_t = r_t + \gamma V(s_{t+1}) - V(s_t)"],
         "The reward and the next state's value, less what was expected. After a terminal state "
-        "nothing is expected; at a time limit the next value is that of the episode's last state."),
+        "V counts as 0; at a time limit the next value is that of the episode's last state."),
     "eq-11": ("Eq. 11", PPO + "5", [
         A_T + r" = \delta_t + (\gamma\lambda)\,\delta_{t+1} + \cdots"
         r" + (\gamma\lambda)^{T-t-1}\,\delta_{T-1}",
@@ -80,15 +81,14 @@ EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
     "ratio": ("Eq. 6", PPO + "3", [
         r"r_t(\theta) = \frac{\pi_\theta(a_t\,|\,s_t)}{\pi_{" + OLD + r"}(a_t\,|\,s_t)}"],
         "How much more probable an action has become; it is 1 at θ_old. The ratio is taken of the "
-        "logarithms' difference. Before it stands what is not in the paper: the advantages are "
-        "standardised."),
+        "logarithms' difference. The lines before it, not in the paper, standardise advantages."),
     "cpi": ("Eq. 6", PPO + "3", [
         r"L^{\text{CPI}}(\theta) = " + rf"{E}[r_t(\theta)\,{A_T}]"],
         "The surrogate without any constraint, sample by sample; the mean follows in the loss."),
     "eq-7": ("Eq. 7", PPO + "3", [
         r"L^{\text{CLIP}}(\theta) = " + rf"{E}[\min(r_t(\theta)\,{A_T},\ "
         rf"\text{{clip}}(r_t(\theta), 1-\epsilon, 1+\epsilon)\,{A_T})]"],
-        "Of a positive advantage the term stops growing at a ratio of 1 + ε, of a negative one at "
+        "With a positive advantage the term stops growing at a ratio of 1 + ε, with a negative at "
         "1 − ε: beyond, the clipped term is the smaller one, and has no gradient. On the other "
         "side the minimum takes the unclipped term, so what became worse can be undone."),
     "eq-8": ("Eq. 8", PPO + "4", [
@@ -110,9 +110,9 @@ EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
         "K passes over the T·N samples, each in another order, in minibatches of M: one step of "
         "Adam for each."),
     "trpo-algorithm": ("Sec. 6", TRPO + "section.6", [],
-        "In our words, as Sec. 6 has no pseudocode: collect a rollout; take one step, in the "
-        "direction that a quadratic model of the KL gives and as far as that model and a line "
-        "search allow; then fit the critic."),
+        "In our words and numbering, as Sec. 6 has no pseudocode: collect a rollout; take one step, "
+        "in the direction that a quadratic model of the KL gives and as far as that model and a "
+        "line search allow; then fit the critic."),
     "trpo-settings": ("App. E", TRPO + "appendix.E", [r"\delta = 0.01,\quad \gamma = 0.99"],
         "The size of the trust region in nats, and the discount. The paper also makes 10 "
         "iterations of conjugate gradient (App. C.1); the rest is Baselines' or Spinning Up's."),
@@ -120,7 +120,7 @@ EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
         "The paper has a small network for the policy; this is PPO's, with the same separate "
         "log-standard deviations. The critic V is not in the paper."),
     "sec-5-1": ("Sec. 5.1", TRPO + "section.5", [r"q(a\,|\,s) = \pi_{" + OLD + r"}(a\,|\,s)"],
-        "\"Single path\": actions are sampled from the old policy, along whole trajectories. Mean "
+        "\"Single path\": actions are sampled from the old policy, along trajectories. Mean "
         "plus std times normal noise is a sample of the Gaussian; the largest of logits plus "
         "Gumbel noise is one of the softmax."),
     "eq-14": ("Eq. 14", TRPO + "section.5", [
@@ -169,7 +169,7 @@ NETWORK = [("ActorCritic", "self.actor =", "self.log_std ="),
 SAMPLE = [("rollout", "for t in range", "policy(t, envs.obs)"),
           ("numpy_policy", "if net.log_std is None", "noise = (noise.normal_"),
           ("numpy_policy", "out = x @", "return out.argmax"),
-          ("rollout", "batch.pi, values =", "batch.values[:-1] =")]  # fmt: skip
+          ("rollout", "batch.pi_old, values =", "batch.values[:-1] =")]  # fmt: skip
 VIEWS = {  # script: (equation, (definition, a text of its first line, of its last), ...)
     "ppo_atari": [
         ("ppo-algorithm", LOOP),
@@ -204,7 +204,6 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
                  ("ppo_loss", "l_policy =", "l_policy =")),
         ("eq-8", ("ppo_loss", "kl =", "l_policy ="), ("surrogate", "# Eq. 8", "# Eq. 8")),
         ("sec-4", ("diagnose", "kl = kl_div", "kl = kl_div"),
-                  ("diagnose", '"kl": kl.mean', '"kl": kl.mean'),
                   ("train", 'if args.objective == "kl-adaptive"', "penalty.adapt"),
                   ("Penalty", "def adapt", "self.beta *= 2")),
         ("eq-9", ("ppo_loss", "l_policy =", "return -l_total")),
@@ -229,7 +228,7 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
                ("trust_region_step", "def damped", "s, residual =")),
         ("beta", ("trust_region_step", "s_a_s =", "s_a_s ="),
                  ("trust_region_step", "# β s of App. C", "full_step =")),
-        ("line-search", ("line_search", "old = flat", "return 0.0")),
+        ("line-search", ("line_search", "theta_old = flat", "return 0.0")),
         ("critic", ("fit_critic", "for _ in range", "optimizer.step()")),
     ],
 }  # fmt: skip
@@ -246,6 +245,7 @@ SYMBOLS = [  # its LaTeX, the names that it has in the code
     (r"\delta_t", "deltas"),
     (r"\delta", "max_kl"),
     (r"\beta", "beta kl_beta"),
+    (OLD, "theta_old"),
     ("c_1", "vf_coef"),
     ("c_2", "ent_coef"),
     ("T", "num_steps"),
@@ -255,7 +255,7 @@ SYMBOLS = [  # its LaTeX, the names that it has in the code
     ("V", "values next_values critic value_head"),
     (r"V_t^\text{targ}", "targets"),
     (r"\pi_\theta", "pi log_pi policy_head actor"),
-    (r"\pi_{" + OLD + "}", "log_probs policy"),
+    (r"\pi_{" + OLD + "}", "log_probs policy pi_old"),
     ("r_t", "rewards"),
     ("S", "entropy"),
     (r"L^{\text{CLIP}}", "l_clip l_policy"),

@@ -151,6 +151,8 @@ def test_what_does_not_divide_is_refused(monkeypatch, capsys):
     refused = Script(ppo_atari).refused
     assert refused(capsys, 2, ["--minibatch-size", "128"], "3 processes", "N = 8", "M = 128")
     assert refused(capsys, 2, ["--num-envs", "6"], "3 processes", "N = 6", "M = 256")
+    monkeypatch.setattr(ppo_atari, "PROCESSES", 4)  # one sample has no advantage to standardise
+    assert refused(capsys, 2, ["--minibatch-size", "4"], "4 processes", "M = 4, at most M / 2")
 
 
 def test_one_process_alone_averages_and_gathers_nothing():

@@ -330,7 +330,8 @@ def random_minibatch(kind, size=12):
     old, new = policies(kind, size)
     torch.manual_seed(0)
     values, advantages, targets = torch.randn(3, size, dtype=torch.float64, generator=rng)
-    batch = SimpleNamespace(actions=old.sample(), pi=old, advantages=advantages, targets=targets)
+    batch = SimpleNamespace(pi_old=old, actions=old.sample())
+    batch.advantages, batch.targets = advantages, targets
     batch.log_probs = old.log_prob(batch.actions)
     leaves = [new.logits] if kind == "softmax" else [new.mean, new.stddev[0].log()]
     return batch, leaves, values
@@ -346,12 +347,12 @@ def reference_loss(kind, batch, leaves, values, objective, eps, beta, c1, c2, no
         if kind == "softmax":
             unnormalised = np.exp(leaves[0][i].numpy())
             pi = unnormalised / unnormalised.sum()
-            old = batch.pi.probs[i].numpy()
+            old = batch.pi_old.probs[i].numpy()
             probability, entropy = pi[batch.actions[i]], -(pi * np.log(pi)).sum()
             kl = (old * np.log(old / pi)).sum()
         else:
             mean, std = leaves[0][i].numpy(), np.exp(leaves[1].numpy())
-            old_mean, old_std = batch.pi.mean[i].numpy(), batch.pi.stddev[i].numpy()
+            old_mean, old_std = batch.pi_old.mean[i].numpy(), batch.pi_old.stddev[i].numpy()
             z = (batch.actions[i].numpy() - mean) / std
             probability = np.prod(np.exp(-(z**2) / 2) / (std * math.sqrt(2 * math.pi)))
             entropy = (np.log(std * math.sqrt(2 * math.pi * math.e))).sum()
@@ -460,13 +461,13 @@ class UpdateLog:
             self.seen.append(minibatch.targets)
             self.advantages.append(minibatch.advantages)
             if args.objective.startswith("kl"):
-                self.kls.append(kl_divergence(minibatch.pi, pi).mean().item())
+                self.kls.append(kl_divergence(minibatch.pi_old, pi).mean().item())
             self.ratios.append((pi.log_prob(minibatch.actions) - minibatch.log_probs).exp())
             if spoil:
                 minibatch.targets = minibatch.targets * spoil
             return ppo_continuous.compute_gradients(net, minibatch, clip_eps, beta, args)
 
-        self.old = batch.pi
+        self.old = batch.pi_old
         self.stats = ppo_continuous.update(backward, self.net, self.optimizer, batch, rate,
                                            clip_eps, torch.tensor(beta), args)  # fmt: skip
         with torch.no_grad():

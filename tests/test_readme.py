@@ -145,7 +145,6 @@ ATARI = {
     "`--vf-coef 0.25`": "breakout-parts/paper-vf-coef-0.25-bf16",
     "`--max-grad-norm 0`": "breakout-parts/paper-max-grad-norm-0-bf16",
     "`--no-orthogonal`": "breakout-parts/paper-no-orthogonal-bf16",
-    "not alone: all of Baselines' settings": "breakout/baselines-bf16",
 }
 
 

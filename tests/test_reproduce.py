@@ -667,7 +667,7 @@ def test_figure_2_is_the_script_s_first_update(tmp_path, capsys):
                     pi, values, batch, objective, 0.2, 1, 0, 0, "minibatch"
                 )
                 assert -loss.item() == pytest.approx(expected, abs=1e-6)
-            q, p = (torch.distributions.Normal(x.mean, x.stddev) for x in (pi, batch.pi))
+            q, p = (torch.distributions.Normal(x.mean, x.stddev) for x in (pi, batch.pi_old))
             exact = torch.distributions.kl_divergence(p, q).sum(-1).mean().item()
             assert kl[k] == pytest.approx(exact, rel=1e-4, abs=1e-7)
 

@@ -122,7 +122,7 @@ def random_batch(net, size=40, seed=0, scale=1.0):
     with torch.no_grad():
         pi = net.pi(obs)
     actions = pi.sample()
-    return SimpleNamespace(obs=obs, actions=actions, pi=pi, log_probs=pi.log_prob(actions),
+    return SimpleNamespace(obs=obs, actions=actions, pi_old=pi, log_probs=pi.log_prob(actions),
                            advantages=scale * torch.randn(size, dtype=dtype))  # fmt: skip
 
 
@@ -390,7 +390,7 @@ def normal_batch(actions):
     batch = random_batch(net, size=len(actions))
     batch.obs[:] = 1
     batch.actions = torch.tensor(actions).double()[:, None]
-    batch.log_probs = batch.pi.log_prob(batch.actions)
+    batch.log_probs = batch.pi_old.log_prob(batch.actions)
     batch.advantages = torch.ones(len(actions)).double()
     return net, batch
 
