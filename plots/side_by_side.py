@@ -110,9 +110,9 @@ EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
         "K passes over the T·N samples, each in another order, in minibatches of M: one step of "
         "Adam for each."),
     "trpo-algorithm": ("Sec. 6", TRPO + "section.6", [],
-        "In our words and numbering, as Sec. 6 has no pseudocode: collect a rollout; take one step, "
-        "in the direction that a quadratic model of the KL gives and as far as that model and a "
-        "line search allow; then fit the critic."),
+        "In our words and numbering, as Sec. 6 has no pseudocode: collect a rollout; take one "
+        "step, in the direction that a quadratic model of the KL gives and as far as that model "
+        "and a line search allow; then fit the critic."),
     "trpo-settings": ("App. E", TRPO + "appendix.E", [r"\delta = 0.01,\quad \gamma = 0.99"],
         "The size of the trust region in nats, and the discount. The paper also makes 10 "
         "iterations of conjugate gradient (App. C.1); the rest is Baselines' or Spinning Up's."),
