@@ -216,10 +216,8 @@ def test_means_of_three_seeds_are_those_of_the_data():
     for script in SCRIPTS:  # a score there would have to be checked, too
         assert not re.search(r"\b\d{2,3}\.\d\b", script.__doc__)
     steps = np.array([2.5e6, 5e6, 7.5e6])
-    means = np.mean([curve(run.table, steps) for run in larger], axis=0)
-    one, two, three = (
-        f"{a:.0f} and {b:.0f}" for a, b in zip(means, curve(nature[0].table, steps), strict=True)
-    )
+    means = (np.mean([curve(run.table, steps) for run in runs], 0) for runs in (larger, nature))
+    one, two, three = (f"{a:.0f} and {b:.0f}" for a, b in zip(*means, strict=True))
     assert f"({one} after 2.5 million steps, {two} after 5, {three} after 7.5)." in prose
 
 
