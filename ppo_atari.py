@@ -100,7 +100,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
      "the larger error of V and of V clipped to its old value ± Eq. 7's ε"),
     "machine",
     ("cuda", False, bool, None, "train on the GPU"),
-    ("bf16", False, bool, None, "convolutions and hidden layer in bfloat16"),
+    ("bf16", False, bool, None, "bfloat16 up to the heads (slower on a CPU without AVX-512 BF16)"),
     ("compile", None, bool, None, "torch.compile [on the CPU, from 500_000 steps on]"),
     ("threads", torch.get_num_threads(), (int, 1, 1024), "THREADS", "of emulators and torch"),
     "run",
