@@ -84,6 +84,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("norm-reward", True, bool, None, "divide rewards by the std of returns, clip them at ±10"),
     ("norm-adv", "minibatch", ["rollout", "minibatch", "none"], None,
      "standardise the advantages of a whole rollout (ppo1) or of each minibatch (ppo2)"),
+    ("clip-actions", True, bool, None, "clip actions to their Box, for the environment alone"),
     ("orthogonal", True, bool, None, "orthogonal initial weights, a small policy head"),
     ("anneal", "learning-rate", ["both", "learning-rate", "none"], None,
      "what α multiplies as it falls from 1 to 0: Adam's step size, or that and Eq. 7's ε"),
@@ -124,7 +125,7 @@ TASKS = {  # tasks that Table 3 does not solve, or only slowly; flags win
 def train(args, checkpoint=None):
     """Algorithm 1 of the paper. `checkpoint` is that of the run to resume."""
     torch.manual_seed(args.seed)
-    envs = Environments(args.env_id, args.num_envs, args.gamma)
+    envs = Environments(args.env_id, args.num_envs, args.gamma, args.clip_actions)
     net = ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
     # not in the paper: Baselines' ε for Adam (--adam-eps 1e-8); `update` sets the step size
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
@@ -499,7 +500,7 @@ class Environments:
     discounted_returns: (N,), r_t + γ r_{t-1} + γ² r_{t-2} + ... back to the episode's beginning
     """
 
-    def __init__(self, env_id, num_envs, gamma, **rendering):
+    def __init__(self, env_id, num_envs, gamma, clip_actions=True, **rendering):
         try:
             self.envs = [gym.make(env_id, disable_env_checker=True, **rendering)
                          for _ in range(num_envs)]  # fmt: skip
@@ -513,7 +514,7 @@ class Environments:
         if not (isinstance(actions, Discrete) or floats and len(actions.shape) == 1):
             fail(f"--env-id {env_id}: acts by {actions}; need Discrete, or a Box of floats of "
                  f"one dimension")  # fmt: skip
-        self.action_space, self.gamma = actions, gamma
+        self.action_space, self.gamma, self.clip_actions = actions, gamma, clip_actions
         self.obs = np.zeros((num_envs, *obs.shape))
 
     def reset(self, seed):
@@ -533,11 +534,10 @@ class Environments:
         last observation) of those truncated; and a list of the finished episodes' (return,
         length). Raises FloatingPointError for an observation or reward that is not finite.
         """
-        # not in the paper: as in Baselines, clipped for the environment alone, not in log π(a|s)
-        if isinstance(self.action_space, Box):
-            actions = actions.clip(self.action_space.low, self.action_space.high)
-        else:
+        if isinstance(self.action_space, Discrete):
             actions = (actions + self.action_space.start).tolist()
+        elif self.clip_actions:  # not in the paper (--no-clip-actions); log π is of the unclipped
+            actions = actions.clip(self.action_space.low, self.action_space.high)
         rewards, (terminated, truncated) = np.zeros(len(actions)), np.zeros((2, len(actions)), bool)
         final_obs, finished = [], []
         for n, env in enumerate(self.envs):
@@ -804,7 +804,7 @@ def evaluate(args, checkpoint):
         fail("--render: no display here; --video records to a file", 1)
     mode = "human" if args.render else "rgb_array"
     rendering = {"render_mode": mode} if args.render or args.video else {}
-    envs = Environments(args.env_id, 1, args.gamma, **rendering)
+    envs = Environments(args.env_id, 1, args.gamma, args.clip_actions, **rendering)
     net = ActorCritic(envs.obs.shape[1], envs.action_space, norm_obs=args.norm_obs)
     [step] = restore(checkpoint, "step", net=net)  # the observations' moments too
     try:

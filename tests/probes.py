@@ -61,6 +61,15 @@ class ContinuousBandit(Probe):
         return np.array([0.0]), -float(distance), True, False, {}
 
 
+class Effort(Probe):
+    """One step; minus the size of the action that arrives, whose bounds are tight."""
+
+    action_space = Box(-0.1, 0.1, (1,))
+
+    def step(self, action):
+        return np.array([0.0]), -float(abs(action[0])), True, False, {}
+
+
 class NanReset(Probe):
     """What it shows after its second reset is not a number."""
 
@@ -77,6 +86,7 @@ gym.register("Ends-v0", Ends)
 gym.register("Blind-v0", Blind, max_episode_steps=10)
 gym.register("Bandit-v0", Bandit)
 gym.register("ContinuousBandit-v0", ContinuousBandit)
+gym.register("Effort-v0", Effort)
 gym.register("NanReset-v0", NanReset, max_episode_steps=3)
 
 

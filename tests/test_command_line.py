@@ -6,8 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import probes  # noqa: F401, for its tasks
 import pytest
-from processes import ROOT, Script
+from processes import ROOT, Script, rows
 
 import ppo_atari
 import ppo_continuous
@@ -44,6 +45,18 @@ def test_help_shows_the_defaults_of_the_task_and_ends_with_examples(module, flag
     assert err == "" and steps in text and "--gamma γ discount" in text
     assert text.index("examples:") > text.index("--video")
     assert out.rstrip().endswith(module.__doc__.rstrip().splitlines()[-1])
+
+
+@pytest.mark.parametrize("module", [ppo_continuous, trpo_continuous])
+def test_actions_are_clipped_to_their_box_unless_told_otherwise(module, tmp_path):
+    """While training and when the policy plays; beyond the bounds of 0.1 are most of N(0, 1)."""
+    for flag, clipped in (("--clip-actions", True), ("--no-clip-actions", False)):
+        run_dir = tmp_path / flag
+        module.main(["--env-id", "Effort-v0", *SMALL, "--total-steps", "64", flag,
+                     "--run-dir", str(run_dir)])  # fmt: skip
+        for returns in ([score for _, score, _ in rows(run_dir)],
+                        module.main(["--evaluate", str(run_dir), "--episodes", "64"])):  # fmt: skip
+            assert len(returns) == 64 and (min(returns) >= -0.11) == clipped
 
 
 @pytest.mark.parametrize("module, env_id, other", [
