@@ -8,7 +8,7 @@
   python plots/reproduce.py steps                     PPO with and without what the paper leaves out
   python plots/reproduce.py objectives                PPO's four objectives on HalfCheetah
   python plots/reproduce.py table1                    every objective of PPO on those seven tasks
-  python plots/reproduce.py table1-plain              the same without any optional extra
+  python plots/reproduce.py table1-plain              the same without the extras of PLAIN
   python plots/reproduce.py breakout                  Table 5, both networks; Baselines' settings
   python plots/reproduce.py precision                 Breakout in float32 and in bfloat16
   python plots/reproduce.py figure3 --draw-only       what data there are
@@ -605,8 +605,11 @@ def words_for(experiment, group):
     """What a group's curve is called: its variant's words, and the flags added to it."""
     names = {variant.name: variant.words for variant in EXPERIMENTS[experiment]}
     name = max((name for name in names if f"{group}-".startswith(f"{name}-")), key=len)
-    added = group.removeprefix(name).replace("-bf16", ", bfloat16")
-    return (names[name] or name) + added.replace("-two-processes", ", two processes")
+    added = group.removeprefix(name)
+    for flag, meaning in (("-bf16", ", bfloat16"), ("-two-processes", ", two processes"),
+                          ("-no-clip-actions", ", actions unclipped")):  # fmt: skip
+        added = added.replace(flag, meaning)
+    return (names[name] or name) + added
 
 
 def report(experiment, args):

@@ -598,6 +598,7 @@ def test_table_1(tmp_path, capsys):
     ("breakout", "nature-bf16", "the defaults, bfloat16"),
     ("breakout", "lr-1e-3-paper-bf16", "Sec. 6.4's network, step size 1e-3, bfloat16"),
     ("objectives", "clip-0.2", "clipped, ε 0.2"),
+    ("objectives", "none-no-clip-actions", "neither clipped nor penalised, actions unclipped"),
     ("precision", "float32", "float32"),
     ("precision", "float32-two-processes", "float32, two processes"),
 ])  # fmt: skip
