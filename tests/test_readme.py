@@ -129,6 +129,36 @@ def test_tables_of_results_are_those_of_the_data(experiment, length, tmp_path):
         assert row in RESULTS, row
 
 
+NONE = {  # rows of the table of --objective none
+    "random actions": "table1/random",
+    "defaults": "table1/none",
+    "defaults, `--no-clip-actions`": "table1/none-no-clip-actions",
+    "`plain`": "table1-plain/none",
+    "`plain`, `--no-clip-actions`": "table1-plain/none-no-clip-actions",
+}
+
+
+def test_the_table_without_clipping_or_penalty_is_that_of_the_data():
+    """And its averages, scaled by random actions and the best of seed 1 of Table 1's rows."""
+    args, scores = Namespace(data_dir=reproduce.compare.DATA), {}
+    for name, place in NONE.items():
+        own = scores[name] = {}
+        for run in reproduce.compare.read_runs(args.data_dir / place):
+            own.setdefault(run.env_id, []).append(reproduce.score(run.table))
+        cells = [reproduce.spread(np.array(own[task])) if task in own else "–"
+                 for task in reproduce.MUJOCO]  # fmt: skip
+        assert f"| {name} | {' | '.join(cells)} |" in RESULTS
+    _, rows, _ = reproduce.gather("table1", args)
+    prose, rows = " ".join(RESULTS.split()), [rows[row] for row in reproduce.TABLE1]
+    for name, words in (("`plain`", "`plain` has {} ("),
+                        ("`plain`, `--no-clip-actions`", "unclipped actions {}:")):  # fmt: skip
+        scaled = []
+        for task in reproduce.MUJOCO:
+            [low], best = scores["random actions"][task], max(row[task][0] for row in rows)
+            scaled.append((np.mean(scores[name][task]) - low) / (best - low))
+        assert words.format(f"{np.mean(scaled):.2f}".replace("-", "−")) in prose
+
+
 ATARI = {
     "Breakout": "breakout/nature",
     "Breakout, `--bf16`": "breakout/nature-bf16",
