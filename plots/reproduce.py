@@ -8,7 +8,7 @@
   python plots/reproduce.py steps                     PPO with and without what the paper leaves out
   python plots/reproduce.py objectives                PPO's four objectives on HalfCheetah
   python plots/reproduce.py table1                    every objective of PPO on those seven tasks
-  python plots/reproduce.py table1-plain              the same without the extras of PLAIN
+  python plots/reproduce.py table1-plain              the same without the extras, actions clipped
   python plots/reproduce.py breakout                  Table 5, both networks; Baselines' settings
   python plots/reproduce.py precision                 Breakout in float32 and in bfloat16
   python plots/reproduce.py figure3 --draw-only       what data there are
