@@ -537,7 +537,8 @@ class Environments:
         """
         if isinstance(self.action_space, Discrete):
             actions = (actions + self.action_space.start).tolist()
-        elif self.clip_actions:  # not in the paper: Baselines' (--no-clip-actions); not in log π
+        elif self.clip_actions:
+            # not in the paper: as in Baselines, and not in log π(a|s) (--no-clip-actions)
             actions = actions.clip(self.action_space.low, self.action_space.high)
         rewards, (terminated, truncated) = np.zeros(len(actions)), np.zeros((2, len(actions)), bool)
         final_obs, finished = [], []

@@ -672,7 +672,7 @@ def first_update(seed, env_id="Hopper-v5"):
     args, _ = ppo.parse_args(["--env-id", env_id, "--seed", str(seed)])
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
-    envs = ppo.Environments(args.env_id, args.num_envs, args.gamma)
+    envs = ppo.Environments(args.env_id, args.num_envs, args.gamma, args.clip_actions)
     net = ppo.ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     batch = ppo.make_batch(args.num_steps, envs)

@@ -157,6 +157,16 @@ def test_the_table_without_clipping_or_penalty_is_that_of_the_data():
             [low], best = scores["random actions"][task], max(row[task][0] for row in rows)
             scaled.append((np.mean(scores[name][task]) - low) / (best - low))
         assert words.format(f"{np.mean(scaled):.2f}".replace("-", "−")) in prose
+    parts = args.data_dir / "table1-plain-parts/clip-0.2-no-clip-actions"
+    clipped = [reproduce.score(run.table) for run in reproduce.compare.read_runs(parts)]
+    task = "HalfCheetah-v5"
+    for values, words in (
+        (scores["defaults"][task], "the defaults ({:.0f}, {:.0f} and {:.0f}) nor"),
+        (scores["`plain`"][task], "`plain`'s flags ({:.0f} and {:.0f}) show"),
+        (scores["`plain`, `--no-clip-actions`"][task][2:], "ends at {:,.0f} (as much"),
+        (clipped, "end at {:.0f}, {:.0f} and {:.0f}, after"),
+    ):
+        assert words.format(*values).replace("-", "−") in prose
 
 
 ATARI = {
