@@ -24,9 +24,10 @@ def test_every_policy_is_in_the_table():
 @pytest.mark.parametrize("name, script, flags, score", ROWS)
 def test_a_policy_is_of_the_command_and_has_learned(name, script, flags, score, capsys):
     """Ten episodes of the most probable actions; of Breakout, where these can play for ever, one of
-    sampled ones."""
+    sampled ones, the shortest of seeds 1 to 5."""
     path, module = ROOT / f"plots/policies/{name}.pt", importlib.import_module(script)
-    how, episodes = (["--episodes", "1"], 1) if name == "breakout" else (["--deterministic"], 10)
+    sampled = name == "breakout"
+    how = ["--episodes", "1", "--seed", "3"] if sampled else ["--deterministic"]
     checkpoint = torch.load(path, weights_only=True)
     assert path.stat().st_size < LARGEST.get(name, 1e5) and f"{checkpoint['best']:.1f}" == score
     settings, made = vars(module.parse_args(flags.split())[0]), checkpoint["settings"]
@@ -35,5 +36,5 @@ def test_a_policy_is_of_the_command_and_has_learned(name, script, flags, score, 
     }
     assert not Path(made["run_dir"]).is_absolute()
     returns = module.main(["--evaluate", str(path), *how])
-    assert len(returns) == episodes and sum(returns) / episodes >= SOLVED[name]
+    assert len(returns) == (1 if sampled else 10) and sum(returns) / len(returns) >= SOLVED[name]
     assert capsys.readouterr().out.startswith(f"playing {path}\n")
