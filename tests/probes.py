@@ -101,4 +101,4 @@ def train(script, tmp_path, *flags):
     net = script.ActorCritic(size, env.action_space, norm_obs=args.norm_obs)
     net.load_state_dict(checkpoint["net"])
     returns = (tmp_path / "run" / "episodes.csv").read_text().splitlines()[1:]
-    return net, np.mean([float(row.split(",")[1]) for row in returns[-100:]])
+    return net, np.mean([float(row.split(",")[1]) for row in returns[-100:]] or np.nan)
