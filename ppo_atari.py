@@ -261,12 +261,12 @@ def rollout(games, policy, batch):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
-    terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11, whose last exponent should read T−t−1.
+    next_values[t] is V of the state that step t led to, before any reset; unused where the step
+    terminated, as nothing follows. Where it was truncated (a time limit) V stands for what would
+    have followed. Either ends the sum of Eq. 11, whose last exponent should read T−t−1.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
-    # not in the paper, whose equations know no episode's end
+    # the factors (1 - ...), here and above: not in the paper, whose equations know no episode's end
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
@@ -347,8 +347,8 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
     loss(minibatch, ε) returns what `ppo_loss` does. Returns the scalars to log: STATS averaged over
-    minibatches and processes, and this process's explained variance. FloatingPointError if one of
-    STATS or the weights' norm is not finite.
+    minibatches and processes, and this process's explained variance. Raises FloatingPointError if
+    one of STATS or the weights' norm is not finite.
     """
     device = batch.frames.device
     names = ("frames", "actions", "log_probs", "policy_mask", "advantages", "targets")

@@ -19,7 +19,7 @@ one. "Baselines" is OpenAI's ppo2, "ppo1" the authors' first code.
   python ppo_continuous.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_continuous.py --evaluate RUN_DIR --render   watch what it learned; --video records it
   python ppo_continuous.py --env-id HalfCheetah-v5 --no-norm-obs --no-norm-reward --norm-adv none \
-      --no-orthogonal --anneal none --max-grad-norm 0 --adam-eps 1e-8       every optional extra off
+      --no-clip-actions --no-orthogonal --anneal none --max-grad-norm 0 --adam-eps 1e-8  extras off
 """
 
 import argparse
@@ -317,12 +317,12 @@ def numpy_policy(net, num_steps, num_envs):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
-    terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11, whose last exponent should read T−t−1.
+    next_values[t] is V of the state that step t led to, before any reset; unused where the step
+    terminated, as nothing follows. Where it was truncated (a time limit) V stands for what would
+    have followed. Either ends the sum of Eq. 11, whose last exponent should read T−t−1.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
-    # not in the paper, whose equations know no episode's end
+    # the factors (1 - ...), here and above: not in the paper, whose equations know no episode's end
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
@@ -360,7 +360,7 @@ def scale_rewards(batch, moments):
 
 
 def surrogate(objective, ratio, advantages, kl, clip_eps, beta):
-    """What the policy maximises, sample by sample: ratio, advantages, kl and result are (B,)."""
+    """What the policy maximises, sample by sample, all (B,); kl matters to a penalty only."""
     l_cpi = ratio * advantages  # Eq. 6
     if objective == "clip":
         return torch.min(l_cpi, ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages)  # Eq. 7
@@ -384,7 +384,7 @@ class Penalty(nn.Module):
 
 
 def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef, norm_adv):
-    """Minus the objective of Eq. 9 on a minibatch.
+    """Minus the objective of Eq. 9 on a minibatch, with `surrogate` for its L^CLIP.
 
     pi and values (M,) are those of θ; `minibatch` has actions and their log_probs, advantages and
     value targets, and for a penalty pi_old, π_θold.
@@ -446,7 +446,7 @@ def diagnose(net, samples, clip_eps, beta, args):
 def update(set_gradients, net, optimizer, batch, learning_rate, clip_eps, beta, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    set_gradients: `compute_gradients`, compiled or not. Returns the scalars to log;
+    set_gradients: `compute_gradients`, compiled or not. Returns the scalars to log; raises
     FloatingPointError if one of `diagnose`'s, or the gradient's or weights' norm, is not finite.
     """
     samples = {

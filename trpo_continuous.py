@@ -14,10 +14,10 @@ The practical algorithm of Sec. 6, "single path", in our words               her
 
 The paper estimates the Q-values without a critic. Here, as is usual today, advantages stand for
 them, estimated by GAE (arXiv 1506.02438) with a critic that is fitted after the policy's step
-(fit_critic). Exact advantages change the surrogate by a constant only (Sec. 5); GAE's are biased
-for λ < 1. The network is that of PPO (arXiv 1707.06347). The paper's other way of sampling, "vine",
-is left out. Every step that the paper leaves out is marked "not in the paper"; "Baselines" is
-OpenAI's trpo_mpi, and ppo2 its PPO.
+(fit_critic). Exact advantages change the surrogate by a constant only (Sec. 5); GAE's are biased by
+V's errors, the less the larger λ is. The network is that of PPO (arXiv 1707.06347). The paper's
+other way of sampling, "vine", is left out. Every step that the paper leaves out is marked "not in
+the paper"; "Baselines" is OpenAI's trpo_mpi, and ppo2 its PPO.
 
   python trpo_continuous.py                              learn CartPole-v1
   python trpo_continuous.py --env-id HalfCheetah-v5      a million steps, Box actions
@@ -291,12 +291,12 @@ def numpy_policy(net, num_steps, num_envs):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the state that step t led to, before any reset. Nothing follows a
-    terminated step; after a truncated one (a time limit) V stands for what would have followed.
-    Either ends the sum of Eq. 11, whose last exponent should read T−t−1.
+    next_values[t] is V of the state that step t led to, before any reset; unused where the step
+    terminated, as nothing follows. Where it was truncated (a time limit) V stands for what would
+    have followed. Either ends the sum of Eq. 11, whose last exponent should read T−t−1.
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
-    # not in the paper, whose equations know no episode's end
+    # the factors (1 - ...), here and above: not in the paper, whose equations know no episode's end
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
@@ -409,7 +409,7 @@ def trust_region_step(net, samples, args):
     """Maximise the surrogate in the trust region around θ_old (Eq. 14), moving θ.
 
     samples: obs (B, observation size), actions, pi_old, its log_probs of the actions, advantages.
-    Returns scalars to log; FloatingPointError, θ untouched, if g or A is not finite.
+    Returns scalars to log; raises FloatingPointError, θ untouched, if g or A is not finite.
     """
     weights = list(net.actor.parameters())
     if net.log_std is not None:
@@ -420,7 +420,7 @@ def trust_region_step(net, samples, args):
         raise FloatingPointError(f"the surrogate's gradient is {g.norm().item()}")
 
     obs, pi_old = samples.obs, samples.pi_old
-    if args.fvp_fraction < 1:
+    if args.fvp_fraction < 1:  # App. C.1: a tenth is enough; the default is all (--fvp-fraction)
         obs = obs[torch.randperm(len(obs))[: math.ceil(args.fvp_fraction * len(obs))]]
         with torch.no_grad():
             pi_old = net.pi(obs)  # θ is still θ_old
@@ -468,11 +468,11 @@ def fit_critic(net, optimizer, batch, args):
 def update(net, optimizer, batch, args):
     """The policy's step and the critic's regression on one rollout.
 
-    Returns the scalars to log; FloatingPointError if one but explained_variance is not finite.
+    Raises FloatingPointError if a scalar is not finite; returns them and explained_variance.
     """
     advantages = batch.advantages.flatten()  # (T, N) -> (T·N,)
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
-        advantages = standardise(advantages)  # only the shift changes β s, not the scale
+        advantages = standardise(advantages)  # β s depends on their shift, not on their scale
     samples = SimpleNamespace(obs=batch.obs, actions=batch.actions.flatten(0, 1),
                               pi_old=batch.pi_old, log_probs=batch.log_probs,
                               advantages=advantages)  # fmt: skip
