@@ -595,8 +595,9 @@ def draw_table1(readings, tasks, out):
     axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
-    axes.set(xlabel="normalised score, mean over tasks; random policy = 0", title=", ".join(tasks))
-    axes.title.set_fontsize(8)
+    axes.set_xlabel("normalised score, mean over tasks; random policy = 0")
+    runs = sum(map(len, readings[next(iter(readings))][rows[0]].values()))
+    axes.set_title(f"{', '.join(tasks)}: {runs} runs a row", fontsize=8)
     axes.legend(fontsize=8, loc="lower left", labelspacing=1)
     compare.save(figure, out)
 
