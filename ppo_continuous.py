@@ -360,7 +360,7 @@ def scale_rewards(batch, moments):
 
 
 def surrogate(objective, ratio, advantages, kl, clip_eps, beta):
-    """What the policy maximises, sample by sample, all (B,); kl matters to a penalty only."""
+    """What the policy maximises, sample by sample: all (B,) but ε and β; kl: for a penalty only."""
     l_cpi = ratio * advantages  # Eq. 6
     if objective == "clip":
         return torch.min(l_cpi, ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages)  # Eq. 7

@@ -596,7 +596,7 @@ def draw_table1(readings, tasks, out):
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("normalised score, mean over tasks; random policy = 0")
-    runs = sum(map(len, readings[next(iter(readings))][rows[0]].values()))
+    runs = sum(map(len, strata[0]))  # as many in every row
     axes.set_title(f"{', '.join(tasks)}: {runs} runs a row", fontsize=8)
     axes.legend(fontsize=8, loc="lower left", labelspacing=1)
     compare.save(figure, out)

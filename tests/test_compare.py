@@ -180,6 +180,12 @@ def test_a_damaged_file_gets_one_line(tmp_path, capsys):
         assert leaving.value.code == 2 and "damaged" in err and len(err.splitlines()) == 1, name
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_run_without_an_episode_yet_has_an_empty_table(tmp_path):
+    (tmp_path / "episodes.csv").write_text("step,return,length,seconds\n")
+    assert compare.read_table(tmp_path / "episodes.csv").shape == (0, 3)
+
+
 def test_a_line_cut_short_is_left_out(tmp_path):
     run = make_run(tmp_path / "run", 1, episodes=5)
     table = compare.read_runs(run)[0].table
