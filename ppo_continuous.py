@@ -178,7 +178,7 @@ class ActorCritic(nn.Module):
 
     def normalise(self, obs):
         """Observations (B, observation size) as the networks take them, float32."""
-        if self.norm_obs:  # not in the paper: ppo2's, by earlier rollouts' moments (--no-norm-obs)
+        if self.norm_obs:  # not in the paper: as ppo2, by earlier rollouts' moments (--no-norm-obs)
             moments = self.obs_moments
             obs = ((obs - moments.mean) / (moments.var + 1e-8).sqrt()).clamp(-10, 10)
         return obs.float()
@@ -259,7 +259,7 @@ def make_batch(num_steps, envs):
 
 @torch.no_grad()
 def rollout(envs, net, batch):
-    """Run π_θold for T timesteps in N environments, filling `batch` (PPO's Algorithm 1, line 3).
+    """Run π_θold for T timesteps in N environments, filling `batch`.
 
     Returns (t, return, length) of each episode that finished at step t = 0, ..., T - 1.
     """
@@ -465,7 +465,7 @@ def update(set_gradients, net, optimizer, batch, learning_rate, clip_eps, beta, 
         samples["pi_old"] = batch.pi_old
     grad_norms = []
     for _ in range(args.num_epochs):
-        order = torch.randperm(args.batch_size)
+        order = torch.randperm(len(batch.obs))
         shuffled = {name: select(x, order) for name, x in samples.items()}  # then only sliced
         for start in range(0, len(order), args.minibatch_size):
             part = slice(start, start + args.minibatch_size)

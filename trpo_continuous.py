@@ -14,10 +14,10 @@ The practical algorithm of Sec. 6, "single path", in our words               her
 
 The paper estimates the Q-values without a critic. Here, as is usual today, advantages stand for
 them, estimated by GAE (arXiv 1506.02438) with a critic that is fitted after the policy's step
-(fit_critic). Exact advantages change the surrogate by a constant only (Sec. 5); GAE's are biased by
-V's errors, the less the larger λ is. The network is that of PPO (arXiv 1707.06347). The paper's
-other way of sampling, "vine", is left out. Every step that the paper leaves out is marked "not in
-the paper"; "Baselines" is OpenAI's trpo_mpi, and ppo2 its PPO.
+(fit_critic). In expectation, exact advantages change the surrogate by a constant only (Sec. 5);
+GAE's are biased by V's errors, the less the larger λ is. The network is that of PPO (arXiv
+1707.06347). The paper's other way of sampling, "vine", is left out. Every step that the paper
+leaves out is marked "not in the paper"; "Baselines" is OpenAI's trpo_mpi, and ppo2 its PPO.
 
   python trpo_continuous.py                              learn CartPole-v1
   python trpo_continuous.py --env-id HalfCheetah-v5      a million steps, Box actions
@@ -68,7 +68,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("max-kl", 0.01, (float, 1e-12), "δ", "KL bound of Eq. 14, the paper's"),
     ("cg-iters", 10, (int, 1), "k", "iterations of conjugate gradient, the paper's"),
     ("cg-damping", 0.1, (float, 0), "DAMPING", "not in the paper: on A's diagonal (Baselines)"),
-    ("fvp-fraction", 1.0, (float, 1e-9, 1), "SHARE", "of states A averages over; App. C.1: 0.1"),
+    ("fvp-fraction", 1.0, (float, 1e-9, 1), "SHARE", "of the states in A's mean; App. C.1: 0.1"),
     ("line-search-steps", 10, (int, 1), "TRIES", "tries of the line search (Baselines')"),
     ("backtrack-coef", 0.8, (float, 0.01, 0.99), "FACTOR", "of β per failed try (Spinning Up's)"),
     "batch",
@@ -76,7 +76,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("num-steps", 1024, (int, 1), "T", "steps of each actor in a rollout (Baselines: 1024)"),
     ("gamma", 0.99, (float, 0, 1), "γ", "discount (the paper: 0.99)"),
     "not in the paper; in OpenAI's Baselines: critic, GAE, scaling",
-    ("gae-lambda", 0.98, (float, 0, 1), "λ", "of GAE; 1: returns less V"),
+    ("gae-lambda", 0.98, (float, 0, 1), "λ", "of GAE; 1: returns minus V"),
     ("num-epochs", 5, (int, 1), "K", "the critic's passes over a rollout"),
     ("minibatch-size", 64, (int, 1), "M", "samples in one of the critic's minibatches"),
     ("learning-rate", 1e-3, (float, 0), "LR", "Adam's step size for the critic"),
@@ -103,7 +103,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
 TASKS = {  # tasks that the defaults do not solve, or only slowly; flags win
     "CartPole-v1": {"total_steps": 100_000, "num_envs": 4, "num_steps": 256},
     "Pendulum-v1": {"total_steps": 300_000, "num_envs": 4, "num_steps": 512, "gamma": 0.95},
-    # --norm-obs moves π outside the trust region (see train), which hurts on these two
+    # --norm-obs can move π outside the trust region (see train), which hurts on these two
     "LunarLander-v3": {"num_envs": 4, "num_steps": 1000, "minibatch_size": 100, "norm_obs": False},
     "LunarLanderContinuous-v3": {"num_envs": 4, "num_steps": 1000, "minibatch_size": 100,
                                  "norm_obs": False},
@@ -162,7 +162,7 @@ class ActorCritic(nn.Module):
 
     def normalise(self, obs):
         """Observations (B, observation size) as the networks take them, float32."""
-        if self.norm_obs:  # not in the paper: ppo2's, by earlier rollouts' moments (--no-norm-obs)
+        if self.norm_obs:  # not in the paper: as ppo2, by earlier rollouts' moments (--no-norm-obs)
             moments = self.obs_moments
             obs = ((obs - moments.mean) / (moments.var + 1e-8).sqrt()).clamp(-10, 10)
         return obs.float()
@@ -233,7 +233,7 @@ def make_batch(num_steps, envs):
 
 @torch.no_grad()
 def rollout(envs, net, batch):
-    """Run π_θold for T timesteps in N environments, filling `batch` (PPO's Algorithm 1, line 3).
+    """Run π_θold for T timesteps in N environments, filling `batch`.
 
     Returns (t, return, length) of each episode that finished at step t = 0, ..., T - 1.
     """
@@ -344,14 +344,16 @@ def surrogate(pi, samples):
     return (ratio * samples.advantages).mean()
 
 
-def fisher_vector_product(pi_old, pi, weights):
+def fisher_vector_product(net, obs, weights):
     """The function y -> A y, where A is the Hessian of the mean KL(π_θold ‖ π_θ) at θ_old, which is
     the Fisher matrix there: by differentiating the KL twice, the generic way of App. C.1.
 
-    pi_old, pi: π_θold at B states, without and with a gradient to `weights`, tensors of W numbers
-    in all. y and A y are (W,).
+    obs: the states of the mean, (B, observation size); weights: the policy's, tensors of W numbers
+    in all, which are θ_old. y and A y are (W,).
     """
-    kl = kl_divergence(pi_old, pi).mean()
+    with torch.no_grad():
+        pi_old = net.pi(obs)
+    kl = kl_divergence(pi_old, net.pi(obs)).mean()
     gradient = flat(torch.autograd.grad(kl, weights, create_graph=True))
 
     def product(y):
@@ -419,12 +421,10 @@ def trust_region_step(net, samples, args):
     if not g.isfinite().all():
         raise FloatingPointError(f"the surrogate's gradient is {g.norm().item()}")
 
-    obs, pi_old = samples.obs, samples.pi_old
-    if args.fvp_fraction < 1:  # App. C.1: a tenth is enough; the default is all (--fvp-fraction)
+    obs = samples.obs
+    if args.fvp_fraction < 1:  # App. C.1: a tenth is enough; Baselines: a fifth (--fvp-fraction)
         obs = obs[torch.randperm(len(obs))[: math.ceil(args.fvp_fraction * len(obs))]]
-        with torch.no_grad():
-            pi_old = net.pi(obs)  # θ is still θ_old
-    product = fisher_vector_product(pi_old, net.pi(obs), weights)
+    product = fisher_vector_product(net, obs, weights)
 
     def damped(y):  # not in the paper: Baselines' damping (--cg-damping 0)
         return product(y) + args.cg_damping * y
@@ -433,20 +433,18 @@ def trust_region_step(net, samples, args):
     s_a_s = s @ damped(s)
     if not s_a_s.isfinite():
         raise FloatingPointError(f"sᵀAs is {s_a_s.item()}")
-    fraction, improvement, kl, expected = 0.0, 0.0, 0.0, 0.0
-    if s_a_s > 0:  # else there is no direction: g is zero, or A has no curvature along it
-        # β s of App. C; the damping in sᵀAs, as in Baselines, makes it shorter
-        full_step = (2 * args.max_kl / s_a_s).sqrt() * s
+    # β s of App. C, shortened by the damping in sᵀAs, as in Baselines; else g is 0, or A s is
+    full_step = (2 * args.max_kl / s_a_s).sqrt() * s if s_a_s > 0 else torch.zeros_like(s)
 
-        def measure():
-            pi = net.pi(samples.obs)
-            improvement = surrogate(pi, samples) - l_old
-            return improvement.item(), kl_divergence(samples.pi_old, pi).mean().item()
+    def measure():
+        pi = net.pi(samples.obs)
+        improvement = surrogate(pi, samples) - l_old
+        return improvement.item(), kl_divergence(samples.pi_old, pi).mean().item()
 
-        fraction, improvement, kl = line_search(
-            measure, weights, full_step, args.max_kl, args.line_search_steps, args.backtrack_coef
-        )
-        expected = fraction * (g @ full_step).item()  # to first order
+    fraction, improvement, kl = line_search(
+        measure, weights, full_step, args.max_kl, args.line_search_steps, args.backtrack_coef
+    )
+    expected = fraction * (g @ full_step).item()  # to first order
     return {"kl": kl, "improvement": improvement, "expected_improvement": expected,
             "step_fraction": fraction, "cg_residual": residual,
             "grad_norm": g.norm().item()}  # fmt: skip
@@ -468,11 +466,11 @@ def fit_critic(net, optimizer, batch, args):
 def update(net, optimizer, batch, args):
     """The policy's step and the critic's regression on one rollout.
 
-    Raises FloatingPointError if a scalar is not finite; returns them and explained_variance.
+    Returns the scalars to log; raises FloatingPointError if one of them is not finite.
     """
     advantages = batch.advantages.flatten()  # (T, N) -> (T·N,)
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
-        advantages = standardise(advantages)  # β s depends on their shift, not on their scale
+        advantages = standardise(advantages)  # of a sample, the shift changes β s, the scale not
     samples = SimpleNamespace(obs=batch.obs, actions=batch.actions.flatten(0, 1),
                               pi_old=batch.pi_old, log_probs=batch.log_probs,
                               advantages=advantages)  # fmt: skip
@@ -566,7 +564,7 @@ class Environments:
 # ------------------------------------------------------------------------------------- Records
 
 PUBLISHED_BY = "OpenAI's Baselines, 1 million steps, older versions of the tasks"
-PUBLISHED_SCORES = {  # Baselines' TRPO; the paper has other tasks and numbers of steps
+PUBLISHED_SCORES = {  # Baselines' TRPO; the paper's Swimmer, Hopper and Walker are earlier tasks
     "HalfCheetah-v5": 1289.7, "Hopper-v5": 1912.9, "InvertedDoublePendulum-v5": 6731.6,
     "InvertedPendulum-v5": 905.1, "Reacher-v5": -4.82, "Swimmer-v5": 95.0, "Walker2d-v5": 2342.6,
 }  # fmt: skip
@@ -925,7 +923,9 @@ def main(argv=None):
     try:
         args, checkpoint = parse_args(argv)
         torch.set_num_threads(args.threads)
-        return (train if args.evaluate is None else evaluate)(args, checkpoint)
+        if args.evaluate is not None:
+            return evaluate(args, checkpoint)
+        return train(args, checkpoint)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except FloatingPointError as e:

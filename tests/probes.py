@@ -102,3 +102,25 @@ def train(script, tmp_path, *flags):
     net.load_state_dict(checkpoint["net"])
     returns = (tmp_path / "run" / "episodes.csv").read_text().splitlines()[1:]
     return net, np.mean([float(row.split(",")[1]) for row in returns[-100:]] or np.nan)
+
+
+def what_train_hands_on(script, tmp_path, monkeypatch):
+    """Of a run with flags that no default equals: what its network was told, what its advantages
+    were estimated with, and the first of the rewards (all 1 as the task gives them) by then."""
+    network, estimate, told, seen = script.ActorCritic, script.estimate_advantages, [], []
+
+    def made(obs_size, action_space, *settings):
+        told.append(settings)
+        return network(obs_size, action_space, *settings)
+
+    def estimated(batch, *settings):
+        seen.append((*settings, batch.rewards[0, 0].item()))
+        estimate(batch, *settings)
+
+    monkeypatch.setattr(script, "ActorCritic", made)
+    monkeypatch.setattr(script, "estimate_advantages", estimated)
+    flags = "--gamma 0.9 --gae-lambda 0.5 --no-orthogonal --no-norm-obs --num-steps 64"
+    script.main(["--env-id", "Blind-v0", "--total-steps", "64", *flags.split(),
+                 "--run-dir", str(tmp_path / "run")])  # fmt: skip
+    [network_settings], [(gamma, gae_lambda, reward)] = told, seen
+    return network_settings, (gamma, gae_lambda), reward

@@ -713,6 +713,11 @@ def test_a_run_takes_in_every_observation_and_return_and_adapts_beta(no, counts,
     assert checkpoint["penalty"]["beta"] == beta
 
 
+def test_train_hands_its_settings_on_and_scales_rewards_first(tmp_path, monkeypatch):
+    network, estimate, reward = probes.what_train_hands_on(ppo_continuous, tmp_path, monkeypatch)
+    assert network == (False, False) and estimate == (0.9, 0.5) and reward != 1
+
+
 def test_what_a_reset_shows_is_checked():
     envs = Environments("NanReset-v0", 1, 0.9)
     envs.reset(1)

@@ -139,9 +139,7 @@ def same(one, other):
 
 def product_matrix(net, obs):
     """The matrix A that fisher_vector_product multiplies by."""
-    with torch.no_grad():
-        old = net.pi(obs)
-    product = fisher_vector_product(old, net.pi(obs), policy_weights(net))
+    product = fisher_vector_product(net, obs, policy_weights(net))
     return torch.stack([product(y) for y in torch.eye(len(theta_of(net)), dtype=obs.dtype)], 1)
 
 
@@ -474,7 +472,7 @@ def test_a_matrix_that_is_not_finite_is_refused(value, monkeypatch):
     net = small_net("normal")
     batch, before = random_batch(net), state(net)
     monkeypatch.setattr(
-        trpo_continuous, "fisher_vector_product", lambda old, pi, weights: lambda y: value * y
+        trpo_continuous, "fisher_vector_product", lambda net, obs, weights: lambda y: value * y
     )
     with pytest.raises(FloatingPointError, match="sᵀAs is"):
         trust_region_step(net, batch, SimpleNamespace(**STEP))
@@ -488,17 +486,10 @@ def test_fvp_fraction_is_the_share_of_states_for_the_matrix_alone(share, count, 
     seen, pi = [], net.pi
     monkeypatch.setattr(net, "pi", lambda obs: seen.append(obs) or pi(obs))
 
-    def product(old, pi, weights):
-        assert torch.distributions.kl_divergence(old, pi).abs().max() < 1e-12  # the same states
-        return fisher_vector_product(old, pi, weights)
-
-    monkeypatch.setattr(trpo_continuous, "fisher_vector_product", product)
     trust_region_step(net, batch, SimpleNamespace(**STEP | {"fvp_fraction": share}))
-    gradient, *olds, matrix = seen[: 3 if share < 1 else 2]
-    tries = seen[len(olds) + 2 :]
+    gradient, old, matrix, *tries = seen
     assert all(torch.equal(obs, batch.obs) for obs in (gradient, *tries)) and tries
-    assert all(torch.equal(obs, matrix) for obs in olds)
-    assert len(matrix) == count
+    assert torch.equal(old, matrix) and len(matrix) == count
     found = [(batch.obs == row).all(-1).nonzero().item() for row in matrix]
     assert len(set(found)) == count and (found == sorted(found)) == (count in (1, 41))
 
@@ -714,6 +705,11 @@ def test_a_run_takes_in_every_observation_and_return(no, counts, tmp_path):
     flags = [f"--no-norm-{what}" for what in no]
     net, _ = train(tmp_path, *PROBE, "--env-id", "Bandit-v0", "--total-steps", 512, *flags)
     assert [net.obs_moments.count, net.return_moments.count] == counts
+
+
+def test_train_hands_its_settings_on_and_scales_rewards_first(tmp_path, monkeypatch):
+    network, estimate, reward = probes.what_train_hands_on(trpo_continuous, tmp_path, monkeypatch)
+    assert network == (False, False) and estimate == (0.9, 0.5) and reward != 1
 
 
 def test_probe_the_value_under_a_time_limit_is_10(tmp_path):
