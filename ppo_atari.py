@@ -12,7 +12,7 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 
 The defaults are the paper's Table 5, with a larger network (Sec. 6.4's: --network paper).
 Every step that the paper leaves out is marked "not in the paper", with its flag if it has one.
-"Baselines" is OpenAI's ppo2, "ppo1" the authors' first code.
+"Baselines" is OpenAI's ppo2 as it is last (at first it annealed ε, too), "ppo1" the authors' first.
 
   python ppo_atari.py [--cuda]                      train on Breakout, on the CPU or the GPU
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game
@@ -24,7 +24,6 @@ Every step that the paper leaves out is marked "not in the paper", with its flag
 """
 
 import argparse
-import copy
 import gc
 import hashlib
 import io
@@ -97,10 +96,10 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("max-grad-norm", 0.5, (float, 0), "NORM", "clip the gradient's norm; 0 disables"),
     ("adam-eps", 1e-5, (float, 0), "EPS", "Adam's ε (PyTorch: 1e-8)"),
     ("clip-value-loss", False, bool, None,
-     "the larger error of V and of V clipped to its old value ± Eq. 7's ε"),
+     "L^VF: the larger of V's error and that of V clipped to its old value ± Eq. 7's ε"),
     "machine",
     ("cuda", False, bool, None, "train on the GPU"),
-    ("bf16", False, bool, None, "bfloat16 up to the heads (slower on a CPU without AVX-512 BF16)"),
+    ("bf16", False, bool, None, "bfloat16 up to the heads (slower on some CPUs: measure)"),
     ("compile", None, bool, None, "torch.compile [on the CPU, from 500_000 steps on]"),
     ("threads", torch.get_num_threads(), (int, 1, 1024), "THREADS", "of emulators and torch"),
     "run",
@@ -147,7 +146,7 @@ def train(args, checkpoint=None):
 
     with Run(args, checkpoint, net=net, optimizer=optimizer) as run:
         for iteration in run.iterations():  # line 1
-            if run.at_checkpoint:  # not in the paper, for exact resuming (--checkpoint-every)
+            if run.at_checkpoint:  # also at the start; not in the paper, for exact resuming
                 games.reset(run.seed)
             learning_rate, clip_eps = anneal(args, iteration)
             episodes = rollout(games, policy, batch)  # lines 2, 3
@@ -364,13 +363,13 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
         for indices in order.split(args.minibatch_size // PROCESSES):
             minibatch = {name: x.index_select(0, indices) for name, x in samples.items()}
             optimizer.zero_grad()  # before the loss: CUDA graphs reuse the gradients' memory
-            minus_objective, stats = loss(SimpleNamespace(**minibatch), clip_eps)
+            minus_objective, measured = loss(SimpleNamespace(**minibatch), clip_eps)
             minus_objective.backward()
             average([p.grad for p in net.parameters()])  # over torchrun's processes
             # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
             grad_norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
             optimizer.step()
-            minibatch_stats.append(torch.cat((stats, grad_norm.view(1))))
+            minibatch_stats.append(torch.cat((measured, grad_norm.view(1))))
     means = torch.stack(minibatch_stats).mean(0)
     average([means])
     stats = dict(zip(STATS, means.tolist(), strict=True))
@@ -378,7 +377,8 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     for name, value in stats.items():
         if not math.isfinite(value):
             raise FloatingPointError(f"{name} is {value}")
-    return stats | {"explained_variance": explained_variance(batch), "learning_rate": learning_rate}
+    unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
+    return stats | {"explained_variance": 1 - unexplained.item(), "learning_rate": learning_rate}
 
 
 # ============ The paper's part ends here. What follows runs the environments and keeps records.
@@ -443,7 +443,7 @@ class Games:
         return rewards, terminated, truncated, info.get("final_obs"), finished
 
     def _store(self, obs):
-        # (N, 4, 84, 84) -> (N, 84, 84, 4), channels last, for which convolutions are fastest
+        # (N, 4, 84, 84) -> (N, 84, 84, 4), for convolutions; twice as fast as copy_(permute)
         np.stack([obs[:, k] for k in range(4)], axis=-1, out=self.frames.numpy())
 
 
@@ -461,8 +461,9 @@ class PressFireAtStart(gym.Wrapper):
 
     def reset(self, **kwargs):
         obs, info = self.env.reset(**kwargs)
-        if self.env.unwrapped.get_action_meanings()[FIRE] == "FIRE":
-            obs, _, _, _, info = self.env.step(FIRE)
+        meanings = self.env.unwrapped.get_action_meanings()
+        if "FIRE" in meanings:
+            obs, _, _, _, info = self.env.step(meanings.index("FIRE"))
         return obs, info
 
 
@@ -485,12 +486,6 @@ PUBLISHED_SCORES = {  # Table 6: PPO's mean of the last 100 games
 }  # fmt: skip
 
 
-def explained_variance(batch):
-    """The share of the targets' variance that the values of θ_old account for."""
-    unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
-    return 1 - unexplained.item()
-
-
 class Run(AbstractContextManager):
     """A run in its directory: config.json, episodes.csv, TensorBoard's events, checkpoint.pt,
     best.pt, learning_curve.png. As a context manager it reports in one line how the run ended.
@@ -508,20 +503,19 @@ class Run(AbstractContextManager):
         else:
             names = ("step", "episodes", "best", "seconds")
             self.step, self.episodes, self.best, seconds = restore(checkpoint, *names, **learned)
-        self.best_policy = None  # of the iterations since the last checkpoint
         self.last_time = self.last_picture = time.time()
         self.started = self.last_time - seconds
 
         device = next(learned["net"].parameters()).device
-        names = ("torch", "gymnasium", "ale_py", "mujoco", "Box2D", "numpy", "matplotlib")
+        libraries = ("torch", "gymnasium", "ale_py", "mujoco", "Box2D", "numpy", "matplotlib")
         config = {
             "script": SCRIPT,
             "sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
             "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-            "versions": {n: sys.modules[n].__version__ for n in names if n in sys.modules},
+            "versions": {n: sys.modules[n].__version__ for n in libraries if n in sys.modules},
             "settings": vars(args),
         }
-        write_whole(self.run_dir / "config.json", json.dumps(config, indent=2).encode())
+        (self.run_dir / "config.json").write_text(json.dumps(config, indent=2))
         self.csv = open(self.run_dir / "episodes.csv", "w")  # noqa: SIM115
         self._write([("step", "return", "length", "seconds"), *self.episodes])
         # not SummaryWriter, whose thread would report a full disk on its own
@@ -540,8 +534,8 @@ class Run(AbstractContextManager):
         self.bar = tqdm(total=args.num_iterations * args.batch_size, initial=self.step,
                         unit=" steps", file=sys.stdout, **style)  # fmt: skip
 
-    def __exit__(self, kind, error, traceback):
-        for end in (self.bar.close, self.csv.close, self.events.close, self.save_best):
+    def __exit__(self, kind, error, _):
+        for end in (self.bar.close, self.csv.close, self.events.close):
             with suppress(OSError):  # a full disk, reported below
                 end()
         if kind is None:
@@ -586,35 +580,33 @@ class Run(AbstractContextManager):
 
     def log(self, episodes, stats):
         """Record an iteration: (t, return, length) of episodes that ended in it, and scalars."""
-        now, batch_size, num_envs = time.time(), self.args.batch_size, self.args.num_envs
+        now, step, num_envs = time.time(), self.step + self.args.batch_size, self.args.num_envs
         seconds = round(now - self.started, 1)
         rows = [(self.step + (t + 1) * num_envs, *rest, seconds) for t, *rest in episodes]
         self.episodes += rows
         self._write(rows)
-        self.step += batch_size
         if episodes and self.reached(self.best):
-            net = copy.deepcopy(self.learned["net"].state_dict())
-            self.best, self.best_policy = self.score, {"net": net, "step": self.step}
+            self.best = self.score
+            self._save("best.pt", {"net": self.learned["net"].state_dict(), "step": step})
 
-        stats["steps_per_second"] = batch_size / (now - self.last_time)
+        stats["steps_per_second"] = (step - self.step) / (now - self.last_time)
         if self.episodes:
             stats["score"] = self.score
         values = [Summary.Value(tag=name, simple_value=value) for name, value in stats.items()]
-        event = Event(wall_time=now, step=self.step, summary=Summary(value=values))
+        event = Event(wall_time=now, step=step, summary=Summary(value=values))
         self.events.write(event.SerializeToString())
         self.events.flush()
         text = f"episode {len(self.episodes)}, mean of last 100: {self.score:.1f}"
         self.bar.set_postfix_str(text, refresh=False)
-        self.bar.update(batch_size)
-        self.last_time = now
+        self.bar.update(step - self.step)
+        self.step, self.last_time = step, now
 
     def _write(self, rows):
         self.csv.writelines(",".join(map(str, row)) + "\n" for row in rows)
         self.csv.flush()
 
     def save(self):
-        """Write checkpoint.pt, best.pt if there is a better one, the picture if it is 10 s old."""
-        self.save_best()
+        """Write checkpoint.pt, and the picture if it is 10 s old."""
         state = {name: part.state_dict() for name, part in self.learned.items()}
         seconds = time.time() - self.started
         state |= {"step": self.step, "episodes": self.episodes, "seconds": seconds}
@@ -622,18 +614,14 @@ class Run(AbstractContextManager):
         if time.time() - self.last_picture > 10:
             self.draw()
 
-    def save_best(self):
-        """Write best.pt if a better policy has come since the last time."""
-        if self.best_policy is not None:
-            self._save("best.pt", self.best_policy)
-            self.best_policy = None
-
     def _save(self, name, state):
-        """Save plain data, whole."""
+        """Save plain data beside, then rename: a kill at any moment leaves the old file whole."""
         state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best} | state
         buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
         torch.save(state, buffer)
-        write_whole(self.run_dir / name, buffer.getbuffer())
+        beside = self.run_dir / f"{name}.tmp"
+        beside.write_bytes(buffer.getbuffer())
+        os.replace(beside, self.run_dir / name)
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
@@ -653,13 +641,6 @@ class Run(AbstractContextManager):
         figure.savefig(self.run_dir / "learning_curve.png", dpi=120)
         gc.collect()  # a figure's parts refer to each other; figures would pile up
         self.last_picture = time.time()
-
-
-def write_whole(path, contents):
-    """Write bytes beside `path`, then rename: a kill at any moment leaves the old file whole."""
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_bytes(contents)
-    os.replace(beside, path)
 
 
 def newest_run():

@@ -11,8 +11,8 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 8  end for
 
 The defaults are the paper's Table 3; small tasks have settings of their own (TASKS). Every step
-that the paper leaves out is marked "not in the paper", with the flag that turns it off if it has
-one. "Baselines" is OpenAI's ppo2, "ppo1" the authors' first code.
+that the paper leaves out is marked "not in the paper", with its flag if it has one. "Baselines" is
+OpenAI's ppo2, "ppo1" the authors' first code.
 
   python ppo_continuous.py                               learn CartPole-v1
   python ppo_continuous.py --env-id HalfCheetah-v5       a million steps, Box actions
@@ -23,7 +23,6 @@ one. "Baselines" is OpenAI's ppo2, "ppo1" the authors' first code.
 """
 
 import argparse
-import copy
 import gc
 import hashlib
 import io
@@ -91,7 +90,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("max-grad-norm", 0.5, (float, 0), "NORM", "clip the gradient's norm; 0 disables"),
     ("adam-eps", 1e-5, (float, 0), "EPS", "Adam's ε (PyTorch: 1e-8)"),
     "not in the paper; in Spinning Up",
-    ("target-kl", None, (float, 1e-12), "KL", "end an update, V's too, once its KL is 1.5 × this"),
+    ("target-kl", None, (float, 1e-12), "KL", "end the epochs, V's too, at a KL above 1.5 × this"),
     "machine",
     ("compile", None, bool, None, "torch.compile [from 500_000 steps on]"),
     ("threads", 1, (int, 1, 1024), "THREADS", "of torch; more than 1 slows networks this small"),
@@ -135,7 +134,7 @@ def train(args, checkpoint=None):
 
     with Run(args, checkpoint, net=net, optimizer=optimizer, penalty=penalty) as run:
         for iteration in run.iterations():  # line 1
-            if run.at_checkpoint:  # not in the paper, for exact resuming (--checkpoint-every)
+            if run.at_checkpoint:  # also at the start; not in the paper, for exact resuming
                 envs.reset(run.seed)
             learning_rate, clip_eps = anneal(args, iteration)
             episodes = rollout(envs, net, batch)  # lines 2, 3
@@ -248,7 +247,7 @@ def make_batch(num_steps, envs):
         log_probs=None,  # (T·N,), log π_θold(a|s)
         values=torch.zeros(num_steps + 1, len(envs.obs)),  # V(s_0), ..., V(s_T)
         rewards=torch.zeros(shape),
-        discounted_returns=torch.zeros(shape, dtype=torch.float64),
+        discounted_returns=torch.zeros(shape, dtype=torch.float64),  # r_t + γ r_{t-1} + ...
         terminated=torch.zeros(shape),
         truncated=torch.zeros(shape),
         final_values=torch.zeros(shape),  # where truncated: V of the episode's last observation
@@ -259,7 +258,7 @@ def make_batch(num_steps, envs):
 
 @torch.no_grad()
 def rollout(envs, net, batch):
-    """Run π_θold for T timesteps in N environments, filling `batch`.
+    """Run π_θold for T timesteps in N environments, filling `batch` (PPO's Algorithm 1, line 3).
 
     Returns (t, return, length) of each episode that finished at step t = 0, ..., T - 1.
     """
@@ -399,7 +398,7 @@ def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef
     l_vf = (values - minibatch.targets).square().mean()  # without ½, as in the paper
 
     entropy = pi.entropy().mean() if ent_coef else 0.0  # S[π_θ], if used
-    # Sec. 6.1: c1 is irrelevant without shared weights, but for Adam's ε and --max-grad-norm
+    # Sec. 6.1: nothing is shared, so c1 matters only through Adam's ε and --max-grad-norm
     l_total = l_policy - vf_coef * l_vf + ent_coef * entropy  # Eq. 9
     return -l_total
 
@@ -485,7 +484,8 @@ def update(set_gradients, net, optimizer, batch, learning_rate, clip_eps, beta, 
             raise FloatingPointError(f"{name} is {value}")
     if args.objective.startswith("kl"):
         stats["beta"] = beta.item()
-    return stats | {"explained_variance": explained_variance(batch), "learning_rate": learning_rate}
+    unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
+    return stats | {"explained_variance": 1 - unexplained.item(), "learning_rate": learning_rate}
 
 
 # ============ The paper's part ends here. What follows runs the environments and keeps records.
@@ -571,12 +571,6 @@ PUBLISHED_SCORES = {  # Baselines' PPO, the mean of 6 seeds; the paper has only 
 }  # fmt: skip
 
 
-def explained_variance(batch):
-    """The share of the targets' variance that the values of θ_old account for."""
-    unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
-    return 1 - unexplained.item()
-
-
 class Run(AbstractContextManager):
     """A run in its directory: config.json, episodes.csv, TensorBoard's events, checkpoint.pt,
     best.pt, learning_curve.png. As a context manager it reports in one line how the run ended.
@@ -594,20 +588,19 @@ class Run(AbstractContextManager):
         else:
             names = ("step", "episodes", "best", "seconds")
             self.step, self.episodes, self.best, seconds = restore(checkpoint, *names, **learned)
-        self.best_policy = None  # of the iterations since the last checkpoint
         self.last_time = self.last_picture = time.time()
         self.started = self.last_time - seconds
 
         device = next(learned["net"].parameters()).device
-        names = ("torch", "gymnasium", "ale_py", "mujoco", "Box2D", "numpy", "matplotlib")
+        libraries = ("torch", "gymnasium", "ale_py", "mujoco", "Box2D", "numpy", "matplotlib")
         config = {
             "script": SCRIPT,
             "sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
             "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-            "versions": {n: sys.modules[n].__version__ for n in names if n in sys.modules},
+            "versions": {n: sys.modules[n].__version__ for n in libraries if n in sys.modules},
             "settings": vars(args),
         }
-        write_whole(self.run_dir / "config.json", json.dumps(config, indent=2).encode())
+        (self.run_dir / "config.json").write_text(json.dumps(config, indent=2))
         self.csv = open(self.run_dir / "episodes.csv", "w")  # noqa: SIM115
         self._write([("step", "return", "length", "seconds"), *self.episodes])
         # not SummaryWriter, whose thread would report a full disk on its own
@@ -626,8 +619,8 @@ class Run(AbstractContextManager):
         self.bar = tqdm(total=args.num_iterations * args.batch_size, initial=self.step,
                         unit=" steps", file=sys.stdout, **style)  # fmt: skip
 
-    def __exit__(self, kind, error, traceback):
-        for end in (self.bar.close, self.csv.close, self.events.close, self.save_best):
+    def __exit__(self, kind, error, _):
+        for end in (self.bar.close, self.csv.close, self.events.close):
             with suppress(OSError):  # a full disk, reported below
                 end()
         if kind is None:
@@ -672,35 +665,33 @@ class Run(AbstractContextManager):
 
     def log(self, episodes, stats):
         """Record an iteration: (t, return, length) of episodes that ended in it, and scalars."""
-        now, batch_size, num_envs = time.time(), self.args.batch_size, self.args.num_envs
+        now, step, num_envs = time.time(), self.step + self.args.batch_size, self.args.num_envs
         seconds = round(now - self.started, 1)
         rows = [(self.step + (t + 1) * num_envs, *rest, seconds) for t, *rest in episodes]
         self.episodes += rows
         self._write(rows)
-        self.step += batch_size
         if episodes and self.reached(self.best):
-            net = copy.deepcopy(self.learned["net"].state_dict())
-            self.best, self.best_policy = self.score, {"net": net, "step": self.step}
+            self.best = self.score
+            self._save("best.pt", {"net": self.learned["net"].state_dict(), "step": step})
 
-        stats["steps_per_second"] = batch_size / (now - self.last_time)
+        stats["steps_per_second"] = (step - self.step) / (now - self.last_time)
         if self.episodes:
             stats["score"] = self.score
         values = [Summary.Value(tag=name, simple_value=value) for name, value in stats.items()]
-        event = Event(wall_time=now, step=self.step, summary=Summary(value=values))
+        event = Event(wall_time=now, step=step, summary=Summary(value=values))
         self.events.write(event.SerializeToString())
         self.events.flush()
         text = f"episode {len(self.episodes)}, mean of last 100: {self.score:.1f}"
         self.bar.set_postfix_str(text, refresh=False)
-        self.bar.update(batch_size)
-        self.last_time = now
+        self.bar.update(step - self.step)
+        self.step, self.last_time = step, now
 
     def _write(self, rows):
         self.csv.writelines(",".join(map(str, row)) + "\n" for row in rows)
         self.csv.flush()
 
     def save(self):
-        """Write checkpoint.pt, best.pt if there is a better one, the picture if it is 10 s old."""
-        self.save_best()
+        """Write checkpoint.pt, and the picture if it is 10 s old."""
         state = {name: part.state_dict() for name, part in self.learned.items()}
         seconds = time.time() - self.started
         state |= {"step": self.step, "episodes": self.episodes, "seconds": seconds}
@@ -708,18 +699,14 @@ class Run(AbstractContextManager):
         if time.time() - self.last_picture > 10:
             self.draw()
 
-    def save_best(self):
-        """Write best.pt if a better policy has come since the last time."""
-        if self.best_policy is not None:
-            self._save("best.pt", self.best_policy)
-            self.best_policy = None
-
     def _save(self, name, state):
-        """Save plain data, whole."""
+        """Save plain data beside, then rename: a kill at any moment leaves the old file whole."""
         state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best} | state
         buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
         torch.save(state, buffer)
-        write_whole(self.run_dir / name, buffer.getbuffer())
+        beside = self.run_dir / f"{name}.tmp"
+        beside.write_bytes(buffer.getbuffer())
+        os.replace(beside, self.run_dir / name)
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
@@ -739,13 +726,6 @@ class Run(AbstractContextManager):
         figure.savefig(self.run_dir / "learning_curve.png", dpi=120)
         gc.collect()  # a figure's parts refer to each other; figures would pile up
         self.last_picture = time.time()
-
-
-def write_whole(path, contents):
-    """Write bytes beside `path`, then rename: a kill at any moment leaves the old file whole."""
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_bytes(contents)
-    os.replace(beside, path)
 
 
 def newest_run():

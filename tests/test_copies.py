@@ -25,10 +25,10 @@ DIFFER = {  # where a pair's problems or algorithms differ, and what they say of
 }  # fmt: skip
 
 EVERYWHERE = {  # what all three have, the same
-    "gae", "estimate_advantages", "explained_variance", "Run", "Run.__init__",
-    "Run.__exit__", "Run.iterations", "Run.score", "Run.reached", "Run.log", "Run._write",
-    "Run.save", "Run.save_best", "Run._save", "Run.draw", "write_whole", "load_checkpoint",
-    "restore", "newest_run", "derive_seed", "fail", "make_parser", "SCRIPT", "ROWS", "at the end",
+    "gae", "estimate_advantages", "Run", "Run.__init__", "Run.__exit__", "Run.iterations",
+    "Run.score", "Run.reached", "Run.log", "Run._write", "Run.save", "Run._save", "Run.draw",
+    "load_checkpoint", "restore", "newest_run", "derive_seed", "fail", "make_parser", "SCRIPT",
+    "ROWS", "at the end",
 }  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from ppo_continuous import (
     Environments,
     Penalty,
     RunningMoments,
-    explained_variance,
     gae,
     make_batch,
     ppo_loss,
@@ -293,18 +292,6 @@ def test_targets_at_a_time_limit_and_at_an_end(env_id, value):
         ppo_continuous.estimate_advantages(batch, 0.9, gae_lambda)
         if gae_lambda == 1.0 or env_id == "Probe-v0":
             torch.testing.assert_close(batch.targets[0], torch.full((2,), value), rtol=1e-4, atol=0)
-
-
-def test_explained_variance_is_the_share_that_the_values_account_for():
-    rng = np.random.default_rng(0)
-    targets, values = rng.normal(size=(2, 40, 3))
-    batch = SimpleNamespace(
-        targets=torch.tensor(targets), advantages=torch.tensor(targets - values)
-    )
-    expected = 1 - np.var(targets - values) / np.var(targets)
-    assert explained_variance(batch) == pytest.approx(expected) and abs(expected) > 0.1
-    batch.advantages = torch.full((40, 3), 7.0)  # values that miss by a constant
-    assert explained_variance(batch) == pytest.approx(1)
 
 
 def test_rewards_are_scaled_by_the_std_of_discounted_returns():
