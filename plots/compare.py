@@ -292,14 +292,13 @@ def draw(runs, out, statistic="mean", published=PUBLISHED, words=None):
         names.append(f"{(words or {}).get(group, group)}, {number} seed{'s' * (many > 1)}"
                      + f", {shorter[group]} shorter" * (shorter[group] > 0))  # fmt: skip
     names += entries
-    if len(tasks) == 1:
-        panels[0].legend(handles, names, fontsize=9)
-    elif len(panels) > len(tasks):
+    if len(panels) > len(tasks):
         legend = panels[-1].legend(handles, names, fontsize=7.5, loc="center left",
                                    bbox_to_anchor=(-0.2, 0.5), frameon=False)  # fmt: skip
         legend.set_in_layout(False)  # else its panel's column would be the widest
     else:
-        figure.legend(handles, names, fontsize=9, loc="outside upper center", ncols=3)
+        columns = 3 if len(tasks) > 1 else 2
+        figure.legend(handles, names, fontsize=9, loc="outside upper center", ncols=columns)
     for axes in panels[len(tasks) :]:
         axes.axis("off")
     numbers = {number for counts in whole.values() for number in counts.values()}
@@ -356,11 +355,11 @@ def draw_published(axes, scores, shown, triangles):
         elif not triangles:
             style = ":" if whose.startswith("OpenAI's Baselines") else "--"
             entries[f"{whose}: {score:g}"] = axes.axhline(score, ls=style, color=color, lw=1.2)
-        else:  # of two sizes, so that both are seen where they coincide
+        else:  # of different sizes, so that all are seen where they coincide
+            size = (4 if color == "C1" else 6) + 3 * (which > 0)
             [entries[whose]] = axes.plot(
-                1, score, "<", color=color, mfc="none" if which else color, ls="none",
-                ms=4 if color == "C1" else 6, transform=axes.get_yaxis_transform(),
-                clip_on=False, zorder=3,
+                1, score, "<", color=color, mfc="none" if which else color, ls="none", ms=size,
+                transform=axes.get_yaxis_transform(), clip_on=False, zorder=3,
             )  # fmt: skip
     return entries
 

@@ -467,10 +467,11 @@ def markdown(header, rows):
 def gather(experiment, args):
     """All data there are of an experiment, of more seeds or with flags added too.
 
-    Returns compare's runs, for the curves; {variant: {task: (seeds,)}}, the finished runs' scores;
-    and lines on the other runs and on the scripts' versions.
+    Returns compare's runs, for the curves, without the unfinished ones if some are finished;
+    {variant: {task: (seeds,)}}, the finished runs' scores; and lines on the unfinished runs and on
+    the scripts' versions.
     """
-    curves, scores, notes, versions = [], {}, [], Counter()
+    curves, unfinished, scores, notes, versions = [], [], {}, [], Counter()
     for variant in EXPERIMENTS[experiment]:
         base = args.data_dir / variant.place
         added = base.parent.glob(f"{base.name}-*") if variant.script else []
@@ -487,18 +488,21 @@ def gather(experiment, args):
                 else:
                     steps = run.about["settings"]["total_steps"]
                     versions[f"{run.about['script']} {run.about['sha256'][:8]}"] += 1
-                curves.append(run._replace(group=name))
+                run = run._replace(group=name)
                 if covers(run.table, steps):
+                    curves.append(run)
                     own = scores.setdefault(name, {})
                     own[run.env_id] = np.append(own.get(run.env_id, []), score(run.table))
                 else:
+                    unfinished.append(run)
                     last = run.table[-1, 0] if len(run.table) else 0
                     notes.append(
                         f"Not finished: {name}/{run.env_id}/seed{run.seed}, "
                         f"{number(score(run.table))} at step {last:,.0f} of {steps:,}"
                     )
     made = ", ".join(f"{version} × {runs}" for version, runs in sorted(versions.items()))
-    return curves, scores, [*notes, f"Made by (SHA-256, runs): {made}"] if made else notes
+    notes += [f"Made by (SHA-256, runs): {made}"] if made else []
+    return curves or unfinished, scores, notes
 
 
 def score_table(scores, published=compare.PUBLISHED):
@@ -577,28 +581,33 @@ def table1(scores, out):
 
 
 def draw_table1(readings, tasks, out):
-    """A line a row: its score in both readings, with intervals, and the paper's as a tick."""
-    rows = list(readings["run"])
+    """A line a row, in the order of the paper's scores: its score in both readings, with intervals,
+    and the paper's as a tick. What is below 0.5 has a narrower panel, on the left."""
+    rows = sorted(readings["run"], key=lambda row: TABLE1[row][0])
     if all(len(x) == 1 for own in readings["run"].values() for x in own.values()):
         readings = {"run or setting": readings["run"]}  # of one seed they are the same
     figure = Figure(figsize=(9, 1.5 + 0.4 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    for k, (best, reading) in enumerate(readings.items()):
-        strata = [list(reading[row].values()) for row in rows]
-        heights = np.arange(len(rows)) + 0.24 * k - 0.12 * (len(readings) - 1)
-        low, high = np.array([interval(x) for x in strata]).T
-        axes.plot([mean(x) for x in strata], heights, "o", color=f"C{k}", label=f"best {best} = 1")
-        axes.hlines(heights, low, high, color=f"C{k}")
-    paper = [TABLE1[row][0] for row in rows]
-    label = "PPO paper, Table 1: mean of seven tasks, 3 seeds"
-    axes.plot(paper, range(len(rows)), "k|", ms=18, mew=1.5, label=label)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.invert_yaxis()
-    axes.grid(axis="x", alpha=0.3)
-    axes.set_xlabel("normalised score, mean over tasks; random policy = 0")
+    panels = figure.subplots(1, 2, sharey=True, width_ratios=(1, 2))
+    for axes in panels:
+        for k, (best, reading) in enumerate(readings.items()):
+            strata = [list(reading[row].values()) for row in rows]
+            heights = np.arange(len(rows)) - 0.24 * k + 0.12 * (len(readings) - 1)
+            low, high = np.array([interval(x) for x in strata]).T
+            means, label = [mean(x) for x in strata], f"best {best} = 1"
+            axes.plot(means, heights, "o", color=f"C{k}", label=label)
+            axes.hlines(heights, low, high, color=f"C{k}")
+        paper = [TABLE1[row][0] for row in rows]
+        axes.plot(paper, range(len(rows)), "k|", ms=18, mew=1.5, label="PPO paper, Table 1")
+        axes.grid(axis="x", alpha=0.3)
+    left, right = panels
+    left.set_xlim(right=0.5)
+    right.set_xlim(left=0.5)
+    left.set_yticks(range(len(rows)), rows)
+    figure.supxlabel("normalised score, mean over tasks; random actions = 0; "
+                     "95% bootstrap interval over seeds", fontsize=9)  # fmt: skip
     runs = sum(map(len, strata[0]))  # as many in every row
-    axes.set_title(f"{', '.join(tasks)}: {runs} runs a row", fontsize=8)
-    axes.legend(fontsize=8, loc="lower left", labelspacing=1)
+    figure.legend(*right.get_legend_handles_labels(), fontsize=9, loc="outside upper center",
+                  ncols=3, title=f"{len(tasks)} tasks, {runs} runs a row")  # fmt: skip
     compare.save(figure, out)
 
 

@@ -292,7 +292,7 @@ def test_single_seeds_are_thin_curves_and_five_have_a_band(seeds, tmp_path):
     thick = max(curves, key=lambda line: line.get_linewidth())
     assert thick.get_xdata()[-1] == pytest.approx(300e-6)  # millions
     assert thick.get_ydata()[-1] == pytest.approx(250.5 * (1 + seeds) / 2)
-    first = axes.get_legend().texts[0].get_text()
+    first = axes.figure.legends[0].texts[0].get_text()
     assert first == f"the defaults, {seeds} seed{'s' * (seeds > 1)}"
     note = axes.figure.get_supxlabel()
     assert ("thick: mean over seeds; thin: single seeds" in note) == (seeds in (3, 4))
@@ -312,7 +312,7 @@ def test_a_mean_is_of_the_seeds_that_reach_the_end(tmp_path):
     short, line = axes.lines
     assert short.get_linewidth() < 1 < line.get_linewidth()
     assert np.nanmax(short.get_ydata()) == 999
-    assert axes.get_legend().texts[0].get_text() == "ppo, 8 seeds, 1 shorter"
+    assert axes.figure.legends[0].texts[0].get_text() == "ppo, 8 seeds, 1 shorter"
     assert line.get_xdata()[-1] == pytest.approx(294e-6, abs=1e-6)
     scores = scores[:8]
     assert line.get_ydata()[-1] == pytest.approx(compare.interquartile_mean(scores)) == 4.5
@@ -329,7 +329,7 @@ def test_a_group_of_unequal_numbers_of_seeds_is_one_entry_of_the_legend(tmp_path
     [legend] = figure.legends
     assert [text.get_text() for text in legend.texts][0] == "ppo, 1 to 2 seeds"
     [axes] = compare.draw(runs[:1], tmp_path / "one", published=published).axes
-    assert "far: 99" not in {text.get_text() for text in axes.get_legend().texts}
+    assert "far: 99" not in {text.get_text() for text in axes.figure.legends[0].texts}
     assert [text.get_text() for text in axes.texts][-1] == "far: 99 ↑"
     assert len({text.get_position() for text in axes.texts}) == 4
 

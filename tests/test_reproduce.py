@@ -527,7 +527,14 @@ def test_the_table_beside_published_scores(tmp_path, capsys):
                           "Made by (SHA-256, runs): x.py aaaaaaaa × 7"]  # fmt: skip
     assert np.asarray(Image.open(tmp_path / "figure3.png")).std() > 10
     svg = (tmp_path / "figure3.svg").read_text()
-    assert "PPO, bfloat16, 1 seed" in svg and "TRPO, 2 seeds, 1 shorter" in svg
+    assert "PPO, bfloat16, 1 seed" in svg and "TRPO, 2 seeds" in svg and "shorter" not in svg
+
+
+def test_unfinished_runs_are_drawn_while_none_is_finished(tmp_path, capsys):
+    put("figure3/trpo", "Reacher-v5", 3, [-8.0] * 9, tmp_path, last=500)
+    reproduce.main(["figure3", "--draw-only", f"--data-dir={tmp_path}", f"--out={tmp_path}"])
+    assert capsys.readouterr().out.startswith("No run is finished.\nNot finished: trpo/Reacher-v5")
+    assert "TRPO, 1 seed" in (tmp_path / "figure3.svg").read_text()
 
 
 def test_the_steps_side_by_side(tmp_path, capsys):
@@ -591,7 +598,7 @@ def test_table_1(tmp_path, capsys):
     assert "no data: Reacher-v5." in out
     assert np.asarray(Image.open(tmp_path / "table1.png")).std() > 10
     svg = (tmp_path / "table1.svg").read_text()
-    assert "Hopper-v5, Swimmer-v5: 6 runs a row" in svg and "kl-fixed-10" not in svg
+    assert "2 tasks, 6 runs a row" in svg and "kl-fixed-10" not in svg
 
 
 @pytest.mark.parametrize("experiment, group, words", [
