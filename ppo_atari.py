@@ -105,11 +105,11 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     "run",
     ("run-dir", None, (str,), "DIR", "new directory (default: runs/, then the run's name)"),
     ("checkpoint-every", None, (int, 1), "ITERATIONS",
-     "also restarts the games; default: about 15 times in a run, at least 4 apart"),
+     "between checkpoints, which restart the games; default: about 15 a run, at least 4 apart"),
     ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 games"),
-    ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings; of them "
+    ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings, of which only "
      "--total-steps (and with it α), --goal-score, --cuda, --compile and --threads can be changed"),
-    ("evaluate", None, (str,), "RUN_DIR", "play with a run's best policy [the newest] or a file's"),
+    ("evaluate", None, (str,), "RUN_DIR", "play a run's best policy [of the newest], or a file's"),
     ("episodes", 10, (int, 1), "GAMES", "games to evaluate"),
     ("deterministic", False, bool, None, "take the most probable action instead of sampling"),
     ("render", False, bool, None, "evaluate in a window"),
@@ -316,7 +316,8 @@ def ppo_loss(logits, values, minibatch, clip_eps, vf_coef, ent_coef, norm_adv, c
         advantages = standardise(advantages, mask)
 
     log_pi = logits.log_softmax(-1)
-    log_ratio = log_pi.gather(-1, minibatch.actions.unsqueeze(-1)).squeeze(-1) - minibatch.log_probs
+    log_prob = log_pi.gather(-1, minibatch.actions.unsqueeze(-1)).squeeze(-1)
+    log_ratio = log_prob - minibatch.log_probs  # log π_θ(a|s) - log π_θold(a|s)
     ratio = log_ratio.exp()  # r_t(θ), Eq. 6
     clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     l_clip = masked_mean(torch.min(ratio * advantages, clipped * advantages), mask)  # Eq. 7
@@ -788,15 +789,15 @@ def parse_args(argv=None):
                 fail(f"--{flag} {value}: need a finite number {limits}")
 
     checkpoint = None
-    flag = next((flag for flag in CHANGEABLE if flag in given), None)
-    if flag is not None:
-        for name in given.keys() - CHANGEABLE[flag] - {flag}:
-            fail(f"--{ROWS[name][0]}: leave it out; --{flag} goes by the checkpoint's settings")
-        if given[flag] is None:
-            given[flag] = newest_run()
-        checkpoint = load_checkpoint(Path(given[flag]), flag)
-        settings |= checkpoint["settings"] | {"run_dir": given[flag]}
-        if flag == "evaluate":
+    job = next((job for job in CHANGEABLE if job in given), None)
+    if job is not None:
+        for name in given.keys() - CHANGEABLE[job] - {job}:
+            fail(f"--{ROWS[name][0]}: leave it out; --{job} goes by the checkpoint's settings")
+        if given[job] is None:
+            given[job] = newest_run()
+        checkpoint = load_checkpoint(Path(given[job]), job)
+        settings |= checkpoint["settings"] | {"run_dir": given[job]}
+        if job == "evaluate":
             settings["cuda"] = False
     elif alone := given.keys() & {"episodes", "deterministic", "render", "video"}:
         fail(f"--{min(alone)} goes with --evaluate RUN_DIR")
@@ -813,11 +814,11 @@ def parse_args(argv=None):
     gpus, needed = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if args.cuda and gpus < needed:
         fail(f"--cuda: of {needed} CUDA GPUs torch finds {gpus}; --no-cuda is for the CPU")
-    if flag == "resume" and (before := settings.get("processes", 1)) != PROCESSES:
+    if job == "resume" and (before := settings.get("processes", 1)) != PROCESSES:
         fail(f"--resume {args.resume}: need torchrun with {before} processes, as before")
     args.processes = PROCESSES
     uneven = args.num_envs % PROCESSES or args.minibatch_size % PROCESSES
-    if flag != "evaluate" and (uneven or args.minibatch_size < 2 * PROCESSES):
+    if job != "evaluate" and (uneven or args.minibatch_size < 2 * PROCESSES):
         fail(f"{PROCESSES} processes: need a divisor of N = {args.num_envs} and of M = "
              f"{args.minibatch_size}, at most M / 2")  # fmt: skip
     game_settings(args.env_id)  # fails if it is not a game

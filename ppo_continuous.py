@@ -97,11 +97,11 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     "run",
     ("run-dir", None, (str,), "DIR", "new directory (default: runs/, then the run's name)"),
     ("checkpoint-every", None, (int, 1), "ITERATIONS",
-     "also restarts the episodes; default: about 15 times in a run, at least 4 apart"),
+     "between checkpoints, which restart the episodes; default: about 15 a run, at least 4 apart"),
     ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 episodes"),
-    ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings; of them "
+    ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings, of which only "
      "--total-steps (and with it α), --goal-score, --compile and --threads can be changed"),
-    ("evaluate", None, (str,), "RUN_DIR", "play with a run's best policy [the newest] or a file's"),
+    ("evaluate", None, (str,), "RUN_DIR", "play a run's best policy [of the newest], or a file's"),
     ("episodes", 10, (int, 1), "EPISODES", "episodes to evaluate"),
     ("deterministic", False, bool, None, "take the policy's mode instead of sampling"),
     ("render", False, bool, None, "evaluate in a window"),
@@ -873,14 +873,14 @@ def parse_args(argv=None):
                 fail(f"--{flag} {value}: need a finite number {limits}")
 
     checkpoint = None
-    flag = next((flag for flag in CHANGEABLE if flag in given), None)
-    if flag is not None:
-        for name in given.keys() - CHANGEABLE[flag] - {flag}:
-            fail(f"--{ROWS[name][0]}: leave it out; --{flag} goes by the checkpoint's settings")
-        if given[flag] is None:
-            given[flag] = newest_run()
-        checkpoint = load_checkpoint(Path(given[flag]), flag)
-        settings |= checkpoint["settings"] | {"run_dir": given[flag]}
+    job = next((job for job in CHANGEABLE if job in given), None)
+    if job is not None:
+        for name in given.keys() - CHANGEABLE[job] - {job}:
+            fail(f"--{ROWS[name][0]}: leave it out; --{job} goes by the checkpoint's settings")
+        if given[job] is None:
+            given[job] = newest_run()
+        checkpoint = load_checkpoint(Path(given[job]), job)
+        settings |= checkpoint["settings"] | {"run_dir": given[job]}
     elif alone := given.keys() & {"episodes", "deterministic", "render", "video"}:
         fail(f"--{min(alone)} goes with --evaluate RUN_DIR")
     args = argparse.Namespace(**(settings | given))

@@ -78,10 +78,13 @@ EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
     "targets": ("Sec. 5", PPO + "5", [r"V_t^\text{targ} = " + A_T + " + V(s_t)"],
         "The paper does not say what the value's target is; this one, the λ-return, is the usual "
         "choice."),
+    "standardised": ("not in the paper: standardised advantages", "", [
+        A_T + r" \leftarrow (" + A_T + r" - \text{mean}) / \text{std}"],
+        "Of the minibatch, or with --norm-adv rollout of the whole rollout, as always in TRPO."),
     "ratio": ("Eq. 6", PPO + "3", [
         r"r_t(\theta) = \frac{\pi_\theta(a_t\,|\,s_t)}{\pi_{" + OLD + r"}(a_t\,|\,s_t)}"],
-        "How much more probable an action has become; it is 1 at θ_old. The ratio is taken of the "
-        "logarithms' difference. The lines before it, not in the paper, standardise advantages."),
+        "How much more probable the action is now than when it was taken: 1 at θ_old. Computed as "
+        "the exponential of the difference of log-probabilities."),
     "cpi": ("Eq. 6", PPO + "3", [
         r"L^{\text{CPI}}(\theta) = " + rf"{E}[r_t(\theta)\,{A_T}]"],
         "The surrogate without any constraint, sample by sample; the mean follows in the loss."),
@@ -90,7 +93,8 @@ EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
         rf"\text{{clip}}(r_t(\theta), 1-\epsilon, 1+\epsilon)\,{A_T})]"],
         "With a positive advantage the term stops growing at a ratio of 1 + ε, with a negative at "
         "1 − ε: beyond, the clipped term is the smaller one, and has no gradient. On the other "
-        "side the minimum takes the unclipped term, so what became worse can be undone."),
+        "side the minimum keeps the unclipped term, so that a step that made things worse can "
+        "still be undone."),
     "eq-8": ("Eq. 8", PPO + "4", [
         r"L^{\text{KLPEN}}(\theta) = " + rf"{E}[r_t(\theta)\,{A_T} - \beta\,{KL}]"],
         "The alternative to clipping: a penalty on the distance between the two policies."),
@@ -127,7 +131,7 @@ EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
         r"\underset{\theta}{\text{maximise}}\ \ " + STATES + r",\,a \sim q}\left[\frac{"
         r"\pi_\theta(a\,|\,s)}{q(a\,|\,s)}\,Q_{" + OLD + r"}(s,a)\right]"],
         "Here q is the old policy. Advantages stand for Q: subtracting V(s) changes the objective "
-        "by a constant. Their standardisation is not in the paper."),
+        "by a constant."),
     "eq-14-kl": ("Eq. 14", TRPO + "section.5", [
         r"\text{subject to}\ \ " + STATES + r"}[D_\text{KL}(\pi_{" + OLD
         + r"}(\cdot\,|\,s)\,\|\,\pi_\theta(\cdot\,|\,s))] \le \delta"],
@@ -180,8 +184,8 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
         ("act", ("act", "logits, values =", "log_probs ="),
                 ("rollout", "for t in range", "batch.log_probs[t]")),
         *GAE,
-        ("ratio", ("ppo_loss", "if norm_adv ==", "advantages = standardise"),
-                  ("ppo_loss", "log_pi =", "ratio = log_ratio")),
+        ("standardised", ("ppo_loss", "if norm_adv ==", "advantages = standardise")),
+        ("ratio", ("ppo_loss", "log_pi =", "ratio = log_ratio")),
         ("eq-7", ("ppo_loss", "clipped =", "l_clip =")),
         ("eq-9", ("ppo_loss", "entropy =", "entropy ="),
                  ("ppo_loss", "value_errors =", "value_errors ="),
@@ -197,8 +201,8 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
         ("network", *NETWORK),
         ("act", *SAMPLE),
         *GAE,
-        ("ratio", ("ppo_loss", "if norm_adv ==", "advantages = standardise"),
-                  ("ppo_loss", "ratio =", "ratio =")),
+        ("standardised", ("ppo_loss", "if norm_adv ==", "advantages = standardise")),
+        ("ratio", ("ppo_loss", "ratio =", "ratio =")),
         ("cpi", ("surrogate", "l_cpi =", "l_cpi ="), ("ppo_loss", "l_policy =", "l_policy =")),
         ("eq-7", ("surrogate", 'if objective == "clip"', "# Eq. 7"),
                  ("ppo_loss", "l_policy =", "l_policy =")),
@@ -217,8 +221,8 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
         ("trpo-network", *NETWORK),
         ("sec-5-1", *SAMPLE),
         *GAE,
-        ("eq-14", ("update", "if args.norm_adv", "advantages = standardise"),
-                  ("surrogate", "ratio =", "return")),
+        ("standardised", ("update", "if args.norm_adv", "advantages = standardise")),
+        ("eq-14", ("surrogate", "ratio =", "return")),
         ("eq-14-kl", ("trust_region_step", "def measure", "kl_divergence"),
                      ("line_search", "if 0 < improvement", "return fraction")),
         ("gradient", ("trust_region_step", "l_old =", "g =")),
@@ -233,7 +237,8 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
     ],
 }  # fmt: skip
 # not in the paper: whole rows
-EXTRA = {"alpha-mujoco", "critic", *(f"trpo_continuous-{equation}" for equation, *_ in GAE)}
+EXTRA = {"alpha-mujoco", "critic", "standardised"}
+EXTRA |= {f"trpo_continuous-{equation}" for equation, *_ in GAE}
 
 SYMBOLS = [  # its LaTeX, the names that it has in the code
     (r"\gamma", "gamma"),
@@ -254,7 +259,7 @@ SYMBOLS = [  # its LaTeX, the names that it has in the code
     ("K", "num_epochs"),
     ("V", "values next_values critic value_head"),
     (r"V_t^\text{targ}", "targets"),
-    (r"\pi_\theta", "pi log_pi policy_head actor"),
+    (r"\pi_\theta", "pi log_pi log_prob policy_head actor"),
     (r"\pi_{" + OLD + "}", "log_probs policy pi_old"),
     ("r_t", "rewards"),
     ("S", "entropy"),

@@ -168,7 +168,8 @@ def test_the_papers_settings_are_the_defaults(module, equation, names):
 
 def test_what_is_not_in_the_paper_has_an_edge():
     """The whole statement with the comment, or the next one after a line of comment; whole rows."""
-    rows = "".join(ROWS[f"ppo_atari-{name}"] for name in ("ppo-algorithm", "epochs", "ratio"))
+    rows = "".join(ROWS[f"ppo_atari-{name}"] for name in ("ppo-algorithm", "epochs", "ratio",
+                                                       "standardised"))  # fmt: skip
     shown = re.findall(r'<span class="line( extra)?"><i.*?/i>(.*?)\n</span>', rows)
     edged = [re.sub("<.*?>", "", line).strip() for extra, line in shown if extra]
     assert [line.split("  #")[0].split(" (")[0].split(" = ")[0] for line in edged] == [
@@ -178,6 +179,7 @@ def test_what_is_not_in_the_paper_has_an_edge():
     ]  # fmt: skip
     assert set(re.findall(r'<section class="row extra" id="(.*?)">', PAGE)) == {
         "ppo_continuous-alpha-mujoco", "trpo_continuous-critic",
+        *(f"{script}-standardised" for script in side_by_side.VIEWS),
         *(f"trpo_continuous-{equation}" for equation in ("eq-12", "eq-11", "targets")),
     }  # fmt: skip
 
