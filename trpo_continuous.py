@@ -347,8 +347,8 @@ def fisher_vector_product(net, obs, weights):
     """The function y -> A y, where A is the Hessian of the mean KL(π_θold ‖ π_θ) at θ_old, which is
     the Fisher matrix there: by differentiating the KL twice, the generic way of App. C.1.
 
-    obs: the states of the mean, (B, observation size); weights: the policy's, tensors of W numbers
-    in all, which are θ_old. y and A y are (W,).
+    obs: the states of the mean, (B, observation size); weights: the policy's, at θ_old, tensors of
+    W numbers in all. y and A y are (W,).
     """
     with torch.no_grad():
         pi_old = net.pi(obs)
@@ -432,7 +432,7 @@ def trust_region_step(net, samples, args):
     s_a_s = s @ damped(s)
     if not s_a_s.isfinite():
         raise FloatingPointError(f"sᵀAs is {s_a_s.item()}")
-    # β s of App. C, shortened by the damping in sᵀAs, as in Baselines; else g is 0, or A s is
+    # β s of App. C; the damping in sᵀAs, as in Baselines, makes it shorter. None if g or A s is 0
     full_step = (2 * args.max_kl / s_a_s).sqrt() * s if s_a_s > 0 else torch.zeros_like(s)
 
     def measure():
@@ -465,7 +465,8 @@ def fit_critic(net, optimizer, batch, args):
 def update(net, optimizer, batch, args):
     """The policy's step and the critic's regression on one rollout.
 
-    Returns the scalars to log; raises FloatingPointError if one of them is not finite.
+    Returns the scalars to log; raises FloatingPointError if one is not finite (explained_variance
+    may be so, where all targets are equal).
     """
     advantages = batch.advantages.flatten()  # (T, N) -> (T·N,)
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
