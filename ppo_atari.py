@@ -504,6 +504,7 @@ class Run(AbstractContextManager):
         else:
             names = ("step", "episodes", "best", "seconds")
             self.step, self.episodes, self.best, seconds = restore(checkpoint, *names, **learned)
+        self.saved = self.step
         self.last_time = self.last_picture = time.time()
         self.started = self.last_time - seconds
 
@@ -543,7 +544,8 @@ class Run(AbstractContextManager):
             print(f"finished: {self.step:,} steps, mean of the last 100 episodes {self.score:.1f}, "
                   f"{(time.time() - self.started) / 60:.0f} min, {self.run_dir}")  # fmt: skip
         elif kind is KeyboardInterrupt:
-            print(f"interrupted; go on with --resume {self.run_dir}", file=sys.stderr)
+            print(f"interrupted at step {self.step:,}; --resume {self.run_dir} goes on from step "
+                  f"{self.saved:,}", file=sys.stderr)  # fmt: skip
             with suppress(OSError):
                 self.draw()
             raise SystemExit(130)
@@ -612,6 +614,7 @@ class Run(AbstractContextManager):
         seconds = time.time() - self.started
         state |= {"step": self.step, "episodes": self.episodes, "seconds": seconds}
         self._save("checkpoint.pt", state)
+        self.saved = self.step
         if time.time() - self.last_picture > 10:
             self.draw()
 
@@ -697,6 +700,9 @@ def evaluate(args, checkpoint):
     """Play whole games with a saved policy. Returns their scores."""
     device = torch.device("cuda" if args.cuda else "cpu")
     torch.manual_seed(args.seed)
+    displays = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
+    if args.render and sys.platform == "linux" and not displays & os.environ.keys():
+        fail("--render: no display here; --video records to a file", 1)
     mode = "human" if args.render else "rgb_array" if args.video else None
     try:
         env = make_scalar_env(args.env_id, mode)
@@ -708,7 +714,8 @@ def evaluate(args, checkpoint):
     meanings = env.unwrapped.get_action_meanings()
     net = ActorCritic(len(meanings), args.network, bf16=args.bf16).to(device)
     [step] = restore(checkpoint, "step", net=net)
-    print(f"playing {checkpoint['path']}", flush=True)
+    recording = f", recording to {folder}" if args.video else ""
+    print(f"playing {checkpoint['path']}{recording}", flush=True)
     scores = []
     for game in range(args.episodes):
         obs, info = env.reset(seed=args.seed if game == 0 else None)
@@ -754,7 +761,7 @@ def make_parser(defaults):
         argument_default=argparse.SUPPRESS, add_help=False,
     )  # fmt: skip
     parser.add_argument("-h", "--help", action="store_true", help="show this and exit")
-    parser.error = fail
+    parser.error = lambda message: fail(f"{message}; --help lists all flags")
     for row in SETTINGS:
         if isinstance(row, str):
             add = parser.add_argument_group(row).add_argument
@@ -813,7 +820,7 @@ def parse_args(argv=None):
         fail(f"--total-steps {args.total_steps}: need at least T × N = {args.batch_size}")
     gpus, needed = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if args.cuda and gpus < needed:
-        fail(f"--cuda: of {needed} CUDA GPUs torch finds {gpus}; --no-cuda is for the CPU")
+        fail(f"--cuda: of {needed} CUDA GPUs torch finds {gpus}; --no-cuda runs on the CPU")
     if job == "resume" and (before := settings.get("processes", 1)) != PROCESSES:
         fail(f"--resume {args.resume}: need torchrun with {before} processes, as before")
     args.processes = PROCESSES
@@ -910,7 +917,7 @@ def main(argv=None):
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except OSError as e:
-        hint = "; a new run needs a new --run-dir" if isinstance(e, FileExistsError) else ""
+        hint = "; need a new --run-dir, or --resume" if isinstance(e, FileExistsError) else ""
         fail(f"{e.filename or args.run_dir}: {e.strerror or e}{hint}")
 
 

@@ -588,6 +588,7 @@ class Run(AbstractContextManager):
         else:
             names = ("step", "episodes", "best", "seconds")
             self.step, self.episodes, self.best, seconds = restore(checkpoint, *names, **learned)
+        self.saved = self.step
         self.last_time = self.last_picture = time.time()
         self.started = self.last_time - seconds
 
@@ -627,7 +628,8 @@ class Run(AbstractContextManager):
             print(f"finished: {self.step:,} steps, mean of the last 100 episodes {self.score:.1f}, "
                   f"{(time.time() - self.started) / 60:.0f} min, {self.run_dir}")  # fmt: skip
         elif kind is KeyboardInterrupt:
-            print(f"interrupted; go on with --resume {self.run_dir}", file=sys.stderr)
+            print(f"interrupted at step {self.step:,}; --resume {self.run_dir} goes on from step "
+                  f"{self.saved:,}", file=sys.stderr)  # fmt: skip
             with suppress(OSError):
                 self.draw()
             raise SystemExit(130)
@@ -696,6 +698,7 @@ class Run(AbstractContextManager):
         seconds = time.time() - self.started
         state |= {"step": self.step, "episodes": self.episodes, "seconds": seconds}
         self._save("checkpoint.pt", state)
+        self.saved = self.step
         if time.time() - self.last_picture > 10:
             self.draw()
 
@@ -797,7 +800,8 @@ def evaluate(args, checkpoint):
             envs.reset(args.seed)
     except Exception as e:  # no display, no room
         fail(f"--{'render' if args.render else 'video' if args.video else 'evaluate'}: {e}", 1)
-    print(f"playing {checkpoint['path']}", flush=True)
+    recording = f", recording to {folder}" if args.video else ""
+    print(f"playing {checkpoint['path']}{recording}", flush=True)
     returns = []
     while len(returns) < args.episodes:
         pi = net.pi(net.normalise(torch.from_numpy(envs.obs)))
@@ -837,7 +841,7 @@ def make_parser(defaults):
         argument_default=argparse.SUPPRESS, add_help=False,
     )  # fmt: skip
     parser.add_argument("-h", "--help", action="store_true", help="show this and exit")
-    parser.error = fail
+    parser.error = lambda message: fail(f"{message}; --help lists all flags")
     for row in SETTINGS:
         if isinstance(row, str):
             add = parser.add_argument_group(row).add_argument
@@ -935,7 +939,7 @@ def main(argv=None):
     except FloatingPointError as e:
         fail(e, 1)
     except OSError as e:
-        hint = "; a new run needs a new --run-dir" if isinstance(e, FileExistsError) else ""
+        hint = "; need a new --run-dir, or --resume" if isinstance(e, FileExistsError) else ""
         fail(f"{e.filename or args.run_dir}: {e.strerror or e}{hint}")
 
 

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import functools
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -25,6 +26,15 @@ def iterations_in(path):
     """The number of iterations that a checkpoint stands after."""
     checkpoint = torch.load(path, weights_only=True)
     return checkpoint["step"] // checkpoint["settings"]["batch_size"]
+
+
+def told_how_to_go_on(line, run_dir):
+    """Whether a line names where a run was interrupted, and the checkpoint it can go on from."""
+    saved = torch.load(Path(run_dir) / "checkpoint.pt", weights_only=True)["step"]
+    words = r"interrupted at step ([\d,]+); --resume (.*) goes on from step ([\d,]+)"
+    reached, folder, begin = re.fullmatch(words, line).groups()
+    assert (folder, begin) == (str(run_dir), f"{saved:,}")
+    return int(reached.replace(",", "")) >= saved
 
 
 class Script:
@@ -88,7 +98,7 @@ class Script:
         out, err = capsys.readouterr()
         assert "finished" not in out
         last = err.strip().splitlines()[-1]
-        return last == f"interrupted; go on with --resume {run_dir}"
+        return told_how_to_go_on(last, run_dir)
 
     def tensorboard_has_what_update_returned(self, monkeypatch, run_dir, *flags):
         """A run with these flags shows every number of every iteration, as float32."""

@@ -25,6 +25,7 @@ from processes import (
     one_line,
     rows,
     same_run,
+    told_how_to_go_on,
     wait_for_episodes,
 )
 
@@ -437,7 +438,7 @@ def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert one_line(err, f"go on with --resume {run_dir}")
+    assert told_how_to_go_on(err.strip(), run_dir)
     assert (run_dir / "learning_curve.png").stat().st_size > 10_000
     assert (run_dir / "episodes.csv").read_text().endswith("\n")
     last = events(run_dir)["score"][-1]
@@ -480,7 +481,15 @@ def test_evaluate_prints_whole_games_and_records_a_video(finished, capsys):
     SCRIPT.main("--evaluate", run_dir / "checkpoint.pt", "--episodes", 2)
     again = capsys.readouterr().out.splitlines()
     assert again[1:] == out.splitlines()[1:]  # the same seed, the same games
+    assert out.splitlines()[0].endswith(f".pt, recording to {videos[0].parent}")
     assert again[0] == f"playing {run_dir}/checkpoint.pt"
+
+
+def test_render_without_a_display_says_so(finished, capsys, monkeypatch):
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    flags = ["--evaluate", finished[0], "--render", "--episodes", 1]
+    assert refused(capsys, 1, flags, "--render", "--video")
 
 
 def test_evaluate_plays_the_policy_that_it_was_given(finished, tmp_path, capsys):

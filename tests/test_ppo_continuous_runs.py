@@ -23,6 +23,7 @@ from processes import (
     one_line,
     rows,
     same_run,
+    told_how_to_go_on,
     wait_for_episodes,
 )
 
@@ -214,7 +215,7 @@ def test_ctrl_c_reaches_a_run_in_the_background(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "finished" not in out, err
-    assert one_line(err, f"interrupted; go on with --resume {run_dir}")
+    assert told_how_to_go_on(err.strip(), run_dir)
     assert (run_dir / "learning_curve.png").stat().st_size > 10_000
     assert (run_dir / "episodes.csv").read_text().endswith("\n")
     torch.load(run_dir / "checkpoint.pt", weights_only=True)
@@ -275,7 +276,9 @@ def test_evaluate_prints_whole_episodes_and_records_a_video(finished, capsys):
     assert len(videos) == 2 and all(v.stat().st_size > 1000 for v in videos)
     assert {p.name: p.stat().st_mtime_ns for p in run_dir.iterdir() if p.name != "videos"} == before
     ppo_continuous.main(["--evaluate", str(run_dir / "best.pt"), "--episodes", "2"])
-    assert capsys.readouterr().out == out  # the same seed, the same episodes
+    again = capsys.readouterr().out.splitlines()
+    assert again[1:] == out.splitlines()[1:]  # the same seed, the same episodes
+    assert out.splitlines()[0] == again[0] + f", recording to {videos[0].parent}"
 
 
 def test_render_without_a_display_says_so(finished, capsys, monkeypatch):

@@ -15,9 +15,9 @@ from processes import (
     events,
     iterations_in,
     kill_after_a_checkpoint,
-    one_line,
     rows,
     same_run,
+    told_how_to_go_on,
     wait_for_episodes,
 )
 
@@ -134,7 +134,7 @@ def test_ctrl_c_keeps_the_records_and_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "finished" not in out, err
-    assert one_line(err, f"interrupted; go on with --resume {run_dir}")
+    assert told_how_to_go_on(err.strip(), run_dir)
     assert (run_dir / "learning_curve.png").stat().st_size > 10_000
     torch.load(run_dir / "checkpoint.pt", weights_only=True)
 
