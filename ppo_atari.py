@@ -12,7 +12,7 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 
 The defaults are the paper's Table 5, with a larger network (Sec. 6.4's: --network paper).
 Every step that the paper leaves out is marked "not in the paper", with its flag if it has one.
-"Baselines" is OpenAI's ppo2 as it is last (at first it annealed ε, too), "ppo1" the authors' first.
+"Baselines" is OpenAI's last ppo2 (its first annealed ε, too), "ppo1" the authors' first code.
 
   python ppo_atari.py [--cuda]                      train on Breakout, on the CPU or the GPU
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game
