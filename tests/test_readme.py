@@ -212,6 +212,7 @@ ATARI = {
     "Breakout, `--network paper --bf16`": "breakout/paper-bf16",
     "Breakout, `--network paper`, in Stable-Baselines3": "breakout-parts/paper-sb3-table5",
     "Breakout, Baselines' settings, `--bf16`": "breakout/baselines-bf16",
+    "Pong, `--bf16`": "pong/nature-bf16",
     "Pong, `--network paper`": "pong/paper",
     "nothing": "breakout/paper-bf16",
     "the network, to the default": "breakout/nature-bf16",
