@@ -135,7 +135,7 @@ def train(args, checkpoint=None):
     with Run(args, checkpoint, net=net, optimizer=optimizer, penalty=penalty) as run:
         for iteration in run.iterations():  # line 1
             if run.at_checkpoint:  # also at the start; not in the paper, for exact resuming
-                envs.reset(run.seed)
+                envs.reset(run.seed)  # how often: --checkpoint-every
             learning_rate, clip_eps = anneal(args, iteration)
             episodes = rollout(envs, net, batch)  # lines 2, 3
             if args.norm_reward:  # not in the paper (--no-norm-reward)
@@ -588,7 +588,7 @@ class Run(AbstractContextManager):
         else:
             names = ("step", "episodes", "best", "seconds")
             self.step, self.episodes, self.best, seconds = restore(checkpoint, *names, **learned)
-        self.saved = self.step
+        self.saved = self.step  # where --resume would go on
         self.last_time = self.last_picture = time.time()
         self.started = self.last_time - seconds
 
@@ -601,7 +601,7 @@ class Run(AbstractContextManager):
             "versions": {n: sys.modules[n].__version__ for n in libraries if n in sys.modules},
             "settings": vars(args),
         }
-        (self.run_dir / "config.json").write_text(json.dumps(config, indent=2))
+        write_whole(self.run_dir / "config.json", json.dumps(config, indent=2).encode())
         self.csv = open(self.run_dir / "episodes.csv", "w")  # noqa: SIM115
         self._write([("step", "return", "length", "seconds"), *self.episodes])
         # not SummaryWriter, whose thread would report a full disk on its own
@@ -703,13 +703,11 @@ class Run(AbstractContextManager):
             self.draw()
 
     def _save(self, name, state):
-        """Save plain data beside, then rename: a kill at any moment leaves the old file whole."""
+        """Save plain data."""
         state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best} | state
         buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
         torch.save(state, buffer)
-        beside = self.run_dir / f"{name}.tmp"
-        beside.write_bytes(buffer.getbuffer())
-        os.replace(beside, self.run_dir / name)
+        write_whole(self.run_dir / name, buffer.getbuffer())
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
@@ -729,6 +727,13 @@ class Run(AbstractContextManager):
         figure.savefig(self.run_dir / "learning_curve.png", dpi=120)
         gc.collect()  # a figure's parts refer to each other; figures would pile up
         self.last_picture = time.time()
+
+
+def write_whole(path, contents):
+    """Write bytes beside `path`, then rename: a kill at any moment leaves the old file whole."""
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_bytes(contents)
+    os.replace(beside, path)
 
 
 def newest_run():

@@ -297,8 +297,8 @@ def draw(runs, out, statistic="mean", published=PUBLISHED, words=None):
                                    bbox_to_anchor=(-0.2, 0.5), frameon=False)  # fmt: skip
         legend.set_in_layout(False)  # else its panel's column would be the widest
     else:
-        columns = 3 if len(tasks) > 1 else 2
-        figure.legend(handles, names, fontsize=9, loc="outside upper center", ncols=columns)
+        figure.legend(handles, names, fontsize=9, loc="outside upper center",
+                      ncols=3 if len(tasks) > 1 else 2)  # fmt: skip
     for axes in panels[len(tasks) :]:
         axes.axis("off")
     numbers = {number for counts in whole.values() for number in counts.values()}

@@ -80,7 +80,8 @@ EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
         "choice."),
     "standardised": ("not in the paper: standardised advantages", "", [
         A_T + r" \leftarrow (" + A_T + r" - \text{mean}) / \text{std}"],
-        "Of the minibatch, or with --norm-adv rollout of the whole rollout, as always in TRPO."),
+        "PPO's over the minibatch, or with --norm-adv rollout over the rollout; TRPO's over the "
+        "rollout."),
     "ratio": ("Eq. 6", PPO + "3", [
         r"r_t(\theta) = \frac{\pi_\theta(a_t\,|\,s_t)}{\pi_{" + OLD + r"}(a_t\,|\,s_t)}"],
         "How much more probable the action is now than when it was taken: 1 at θ_old. Computed as "

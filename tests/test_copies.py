@@ -27,8 +27,8 @@ DIFFER = {  # where a pair's problems or algorithms differ, and what they say of
 EVERYWHERE = {  # what all three have, the same
     "gae", "estimate_advantages", "Run", "Run.__init__", "Run.__exit__", "Run.iterations",
     "Run.score", "Run.reached", "Run.log", "Run._write", "Run.save", "Run._save", "Run.draw",
-    "load_checkpoint", "restore", "newest_run", "derive_seed", "fail", "make_parser", "SCRIPT",
-    "ROWS", "at the end",
+    "write_whole", "load_checkpoint", "restore", "newest_run", "derive_seed", "fail",
+    "make_parser", "SCRIPT", "ROWS", "at the end",
 }  # fmt: skip
 
 
