@@ -444,7 +444,7 @@ class Games:
         return rewards, terminated, truncated, info.get("final_obs"), finished
 
     def _store(self, obs):
-        # (N, 4, 84, 84) -> (N, 84, 84, 4), for convolutions; twice as fast as copy_(permute)
+        # (N, 4, 84, 84) -> (N, 84, 84, 4), for convolutions; nearly twice as fast as copy_(permute)
         np.stack([obs[:, k] for k in range(4)], axis=-1, out=self.frames.numpy())
 
 
