@@ -28,7 +28,6 @@ import gc
 import hashlib
 import io
 import json
-import math
 import os
 import shutil
 import signal
@@ -39,7 +38,7 @@ import time
 import traceback
 import warnings
 from contextlib import AbstractContextManager, suppress
-from math import inf
+from math import inf, isfinite, nan
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -140,7 +139,7 @@ def train(args, checkpoint=None):
                         args.norm_adv, args.clip_value_loss)  # fmt: skip
 
     if args.compile:
-        mode = "reduce-overhead" if args.cuda else "default"  # the former: CUDA graphs
+        mode = "reduce-overhead" if args.cuda else "default"  # "reduce-overhead": CUDA graphs
         policy = torch.compile(policy, mode=mode, fullgraph=True)
         loss = torch.compile(loss, mode=mode, fullgraph=True)
 
@@ -376,7 +375,7 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     stats = dict(zip(STATS, means.tolist(), strict=True))
     stats["weight_norm"] = nn.utils.get_total_norm(list(net.parameters())).item()
     for name, value in stats.items():
-        if not math.isfinite(value):
+        if not isfinite(value):
             raise FloatingPointError(f"{name} is {value}")
     unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
     return stats | {"explained_variance": 1 - unexplained.item(), "learning_rate": learning_rate}
@@ -392,10 +391,10 @@ FIRE = 1  # its index in every action set with NOOP and FIRE
 class Games:
     """N games on C++ threads, preprocessed as in [Mni+15]: an action is repeated for 4 frames, of
     which the last two, by pixelwise maximum, make a grey image of 84 × 84; an observation is the
-    last 4 images. A game starts with FIRE, if it has that action, and fewer than 30 no-ops. A lost
-    life counts as terminated, but the game goes on, and the next action is FIRE, whatever the
-    policy chose, since in some games the ball waits for it. None of this is in the PPO paper; it is
-    usual on Atari.
+    last 4 images. A game starts with FIRE and fewer than 30 no-ops. A lost life counts as
+    terminated, but the game goes on, and the next action is FIRE, whatever the policy chose, since
+    in some games the ball waits for it; a game without FIRE does without. None of this is in the
+    PPO paper; it is usual on Atari.
 
     frames:     (N, 84, 84, 4) uint8, what the agents see now, the newest frame last
     press_fire: (N,) bool, where the next action will be FIRE
@@ -492,18 +491,16 @@ class Run(AbstractContextManager):
     best.pt, learning_curve.png. As a context manager it reports in one line how the run ended.
 
     learned:       {name: what training changes}, each with a state_dict(), among them "net"
-    episodes:      (step, return, length, seconds) of each finished episode, by its last step
+    episodes:      (step, return, length, seconds) of each finished episode; step: where it ended
     at_checkpoint: whether the run was saved just now; all that is random then starts from `seed`
     """
 
     def __init__(self, args, checkpoint, **learned):
         self.args, self.learned, self.run_dir = args, learned, Path(args.run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=checkpoint is not None)
-        if checkpoint is None:
-            self.step, self.episodes, self.best, seconds = 0, [], -inf, 0.0
-        else:
-            names = ("step", "episodes", "best", "seconds")
-            self.step, self.episodes, self.best, seconds = restore(checkpoint, *names, **learned)
+        names = ("step", "episodes", "best", "seconds")
+        start = restore(checkpoint, *names, **learned) if checkpoint else (0, [], -inf, 0.0)
+        self.step, self.episodes, self.best, seconds = start
         self.saved = self.step  # where --resume would go on
         self.last_time = self.last_picture = time.time()
         self.started = self.last_time - seconds
@@ -550,9 +547,8 @@ class Run(AbstractContextManager):
                 self.draw()
             raise SystemExit(130)
         elif issubclass(kind, (FloatingPointError, OSError)):
-            iteration = self.step // self.args.batch_size + 1
-            fail(f"iteration {iteration}: {error}; any checkpoint in {self.run_dir} is "
-                 f"intact", 1)  # fmt: skip
+            fail(f"iteration {self.step // self.args.batch_size + 1}: {error}; any checkpoint in "
+                 f"{self.run_dir} is intact", 1)  # fmt: skip
 
     def iterations(self):
         """Yield the iterations' numbers, from 0 or the checkpoint's on, saving now and then.
@@ -576,9 +572,10 @@ class Run(AbstractContextManager):
     @property
     def score(self):
         """Mean return of the last 100 episodes (fewer at first), the PPO paper's measure."""
-        return float(np.mean([row[1] for row in self.episodes[-100:]] or math.nan))
+        return float(np.mean([row[1] for row in self.episodes[-100:]] or nan))
 
     def reached(self, goal):
+        """Whether 100 episodes have finished and the last 100 average at least `goal`."""
         return goal is not None and len(self.episodes) >= 100 and self.score >= goal
 
     def log(self, episodes, stats):
@@ -590,7 +587,7 @@ class Run(AbstractContextManager):
         self._write(rows)
         if episodes and self.reached(self.best):
             self.best = self.score
-            self._save("best.pt", {"net": self.learned["net"].state_dict(), "step": step})
+            self._save("best.pt", net=self.learned["net"].state_dict(), step=step)
 
         stats["steps_per_second"] = (step - self.step) / (now - self.last_time)
         if self.episodes:
@@ -611,15 +608,14 @@ class Run(AbstractContextManager):
     def save(self):
         """Write checkpoint.pt, and the picture if it is 10 s old."""
         state = {name: part.state_dict() for name, part in self.learned.items()}
-        seconds = time.time() - self.started
-        state |= {"step": self.step, "episodes": self.episodes, "seconds": seconds}
-        self._save("checkpoint.pt", state)
+        self._save("checkpoint.pt", **state, step=self.step, episodes=self.episodes,
+                   seconds=time.time() - self.started)  # fmt: skip
         self.saved = self.step
         if time.time() - self.last_picture > 10:
             self.draw()
 
-    def _save(self, name, state):
-        """Save plain data."""
+    def _save(self, name, **state):
+        """Save plain data, with what every checkpoint says of its run."""
         state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best} | state
         buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
         torch.save(state, buffer)
@@ -635,8 +631,7 @@ class Run(AbstractContextManager):
             means = np.convolve(returns, np.full(100, 1 / 100), mode="valid")
             axes.plot(steps[99:], means, color="tab:blue", label="mean of the last 100")
         if published := PUBLISHED_SCORES.get(self.args.env_id):
-            label = f"{PUBLISHED_BY}: {published}"
-            axes.axhline(published, ls="--", color="tab:gray", label=label)
+            axes.axhline(published, ls="--", color="tab:gray", label=f"{PUBLISHED_BY}: {published}")
         axes.set(xlabel="agent steps", ylabel="return of an episode", xlim=(0, None))
         axes.set_title(f"{SCRIPT} on {self.args.env_id}, seed {self.args.seed}")
         axes.legend(loc="upper left", markerscale=5, framealpha=1)
@@ -654,12 +649,11 @@ def write_whole(path, contents):
 
 def newest_run():
     """The folder in runs/ with this script's newest checkpoint."""
-    found = [config.with_name("checkpoint.pt") for config in Path("runs").glob("*/config.json")
-             if f'"{SCRIPT}"' in config.read_text()]  # fmt: skip
-    newest = max(filter(Path.exists, found), key=os.path.getmtime, default=None)
-    if newest is None:
+    found = [path for path in Path("runs").glob("*/checkpoint.pt")
+             if f'"{SCRIPT}"' in path.with_name("config.json").read_text()]  # fmt: skip
+    if not found:
         fail(f"--evaluate: no run of {SCRIPT} in runs/; need its directory")
-    return str(newest.parent)
+    return str(max(found, key=os.path.getmtime).parent)
 
 
 def load_checkpoint(path, flag):
@@ -803,7 +797,7 @@ def parse_args(argv=None):
     checkpoint = None
     job = next((job for job in CHANGEABLE if job in given), None)
     if job is not None:
-        for name in given.keys() - CHANGEABLE[job] - {job}:
+        for name in sorted(given.keys() - CHANGEABLE[job] - {job}):
             fail(f"--{ROWS[name][0]}: leave it out; --{job} goes by the checkpoint's settings")
         if given[job] is None:
             given[job] = newest_run()

@@ -30,7 +30,6 @@ import gc
 import hashlib
 import io
 import json
-import math
 import os
 import signal
 import sys
@@ -38,7 +37,7 @@ import time
 import warnings
 from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
-from math import inf
+from math import ceil, inf, isfinite, nan
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,7 +160,7 @@ class ActorCritic(nn.Module):
 
     def normalise(self, obs):
         """Observations (B, observation size) as the networks take them, float32."""
-        if self.norm_obs:  # not in the paper: as ppo2, by earlier rollouts' moments (--no-norm-obs)
+        if self.norm_obs:  # not in the paper: ppo2's, here fixed within a rollout (--no-norm-obs)
             moments = self.obs_moments
             obs = ((obs - moments.mean) / (moments.var + 1e-8).sqrt()).clamp(-10, 10)
         return obs.float()
@@ -422,7 +421,7 @@ def trust_region_step(net, samples, args):
 
     obs = samples.obs
     if args.fvp_fraction < 1:  # App. C.1: a tenth is enough; Baselines: a fifth (--fvp-fraction)
-        obs = obs[torch.randperm(len(obs))[: math.ceil(args.fvp_fraction * len(obs))]]
+        obs = obs[torch.randperm(len(obs))[: ceil(args.fvp_fraction * len(obs))]]
     product = fisher_vector_product(net, obs, weights)
 
     def damped(y):  # not in the paper: Baselines' damping (--cg-damping 0)
@@ -432,7 +431,7 @@ def trust_region_step(net, samples, args):
     s_a_s = s @ damped(s)
     if not s_a_s.isfinite():
         raise FloatingPointError(f"sᵀAs is {s_a_s.item()}")
-    # β s of App. C; the damping in sᵀAs, as in Baselines, makes it shorter. None if g or A s is 0
+    # β s of App. C; the damping in sᵀAs, as in Baselines, makes it shorter. Zero if g or A s is 0
     full_step = (2 * args.max_kl / s_a_s).sqrt() * s if s_a_s > 0 else torch.zeros_like(s)
 
     def measure():
@@ -470,7 +469,7 @@ def update(net, optimizer, batch, args):
     """
     advantages = batch.advantages.flatten()  # (T, N) -> (T·N,)
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
-        advantages = standardise(advantages)  # of a sample, the shift changes β s, the scale not
+        advantages = standardise(advantages)  # the scale cancels in β s, the shift only on average
     samples = SimpleNamespace(obs=batch.obs, actions=batch.actions.flatten(0, 1),
                               pi_old=batch.pi_old, log_probs=batch.log_probs,
                               advantages=advantages)  # fmt: skip
@@ -482,7 +481,7 @@ def update(net, optimizer, batch, args):
     stats["value_loss"] = (values - batch.targets.flatten()).square().mean().item()
     stats["weight_norm"] = nn.utils.get_total_norm(list(net.parameters())).item()
     for name, value in stats.items():
-        if not math.isfinite(value):
+        if not isfinite(value):
             raise FloatingPointError(f"{name} is {value}")
     unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
     return stats | {"explained_variance": 1 - unexplained.item()}
@@ -505,7 +504,7 @@ class Environments:
             self.envs = [gym.make(env_id, disable_env_checker=True, **rendering)
                          for _ in range(num_envs)]  # fmt: skip
         except Exception as e:  # unknown, or whatever its maker meets
-            fail(f"--env-id {env_id}: {e} Need a task like HalfCheetah-v5 (Atari: ppo_atari.py)")
+            fail(f"--env-id {env_id}: {e} (need a task like HalfCheetah-v5; Atari: ppo_atari.py)")
         obs, actions = self.envs[0].observation_space, self.envs[0].action_space
         if not (isinstance(obs, Box) and len(obs.shape) == 1):
             fail(f"--env-id {env_id}: observes {obs}; need a Box of one dimension (Atari: "
@@ -522,10 +521,8 @@ class Environments:
         for n, env in enumerate(self.envs):
             self.obs[n], _ = env.reset(seed=derive_seed(seed, n))
         self._check(self.obs)
-        num_envs = len(self.envs)
-        self.returns, self.lengths = np.zeros(num_envs), np.zeros(num_envs, dtype=int)
-        self.discounted_returns = np.zeros(num_envs)
-        self.ended = np.zeros(num_envs, dtype=bool)
+        self.returns, self.discounted_returns = np.zeros((2, len(self.envs)))
+        self.lengths, self.ended = np.zeros(len(self.envs), int), np.zeros(len(self.envs), bool)
 
     def step(self, actions):
         """Step every environment with actions (N,) or (N, action size).
@@ -539,7 +536,8 @@ class Environments:
         elif self.clip_actions:
             # not in the paper: as in Baselines, and not in log π(a|s) (--no-clip-actions)
             actions = actions.clip(self.action_space.low, self.action_space.high)
-        rewards, (terminated, truncated) = np.zeros(len(actions)), np.zeros((2, len(actions)), bool)
+        rewards = np.zeros(len(actions))
+        terminated, truncated = np.zeros((2, len(actions)), dtype=bool)
         final_obs, finished = [], []
         for n, env in enumerate(self.envs):
             self.obs[n], rewards[n], terminated[n], truncated[n], _ = env.step(actions[n])
@@ -576,18 +574,16 @@ class Run(AbstractContextManager):
     best.pt, learning_curve.png. As a context manager it reports in one line how the run ended.
 
     learned:       {name: what training changes}, each with a state_dict(), among them "net"
-    episodes:      (step, return, length, seconds) of each finished episode, by its last step
+    episodes:      (step, return, length, seconds) of each finished episode; step: where it ended
     at_checkpoint: whether the run was saved just now; all that is random then starts from `seed`
     """
 
     def __init__(self, args, checkpoint, **learned):
         self.args, self.learned, self.run_dir = args, learned, Path(args.run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=checkpoint is not None)
-        if checkpoint is None:
-            self.step, self.episodes, self.best, seconds = 0, [], -inf, 0.0
-        else:
-            names = ("step", "episodes", "best", "seconds")
-            self.step, self.episodes, self.best, seconds = restore(checkpoint, *names, **learned)
+        names = ("step", "episodes", "best", "seconds")
+        start = restore(checkpoint, *names, **learned) if checkpoint else (0, [], -inf, 0.0)
+        self.step, self.episodes, self.best, seconds = start
         self.saved = self.step  # where --resume would go on
         self.last_time = self.last_picture = time.time()
         self.started = self.last_time - seconds
@@ -634,9 +630,8 @@ class Run(AbstractContextManager):
                 self.draw()
             raise SystemExit(130)
         elif issubclass(kind, (FloatingPointError, OSError)):
-            iteration = self.step // self.args.batch_size + 1
-            fail(f"iteration {iteration}: {error}; any checkpoint in {self.run_dir} is "
-                 f"intact", 1)  # fmt: skip
+            fail(f"iteration {self.step // self.args.batch_size + 1}: {error}; any checkpoint in "
+                 f"{self.run_dir} is intact", 1)  # fmt: skip
 
     def iterations(self):
         """Yield the iterations' numbers, from 0 or the checkpoint's on, saving now and then.
@@ -660,9 +655,10 @@ class Run(AbstractContextManager):
     @property
     def score(self):
         """Mean return of the last 100 episodes (fewer at first), the PPO paper's measure."""
-        return float(np.mean([row[1] for row in self.episodes[-100:]] or math.nan))
+        return float(np.mean([row[1] for row in self.episodes[-100:]] or nan))
 
     def reached(self, goal):
+        """Whether 100 episodes have finished and the last 100 average at least `goal`."""
         return goal is not None and len(self.episodes) >= 100 and self.score >= goal
 
     def log(self, episodes, stats):
@@ -674,7 +670,7 @@ class Run(AbstractContextManager):
         self._write(rows)
         if episodes and self.reached(self.best):
             self.best = self.score
-            self._save("best.pt", {"net": self.learned["net"].state_dict(), "step": step})
+            self._save("best.pt", net=self.learned["net"].state_dict(), step=step)
 
         stats["steps_per_second"] = (step - self.step) / (now - self.last_time)
         if self.episodes:
@@ -695,15 +691,14 @@ class Run(AbstractContextManager):
     def save(self):
         """Write checkpoint.pt, and the picture if it is 10 s old."""
         state = {name: part.state_dict() for name, part in self.learned.items()}
-        seconds = time.time() - self.started
-        state |= {"step": self.step, "episodes": self.episodes, "seconds": seconds}
-        self._save("checkpoint.pt", state)
+        self._save("checkpoint.pt", **state, step=self.step, episodes=self.episodes,
+                   seconds=time.time() - self.started)  # fmt: skip
         self.saved = self.step
         if time.time() - self.last_picture > 10:
             self.draw()
 
-    def _save(self, name, state):
-        """Save plain data."""
+    def _save(self, name, **state):
+        """Save plain data, with what every checkpoint says of its run."""
         state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best} | state
         buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
         torch.save(state, buffer)
@@ -719,8 +714,7 @@ class Run(AbstractContextManager):
             means = np.convolve(returns, np.full(100, 1 / 100), mode="valid")
             axes.plot(steps[99:], means, color="tab:blue", label="mean of the last 100")
         if published := PUBLISHED_SCORES.get(self.args.env_id):
-            label = f"{PUBLISHED_BY}: {published}"
-            axes.axhline(published, ls="--", color="tab:gray", label=label)
+            axes.axhline(published, ls="--", color="tab:gray", label=f"{PUBLISHED_BY}: {published}")
         axes.set(xlabel="agent steps", ylabel="return of an episode", xlim=(0, None))
         axes.set_title(f"{SCRIPT} on {self.args.env_id}, seed {self.args.seed}")
         axes.legend(loc="upper left", markerscale=5, framealpha=1)
@@ -738,12 +732,11 @@ def write_whole(path, contents):
 
 def newest_run():
     """The folder in runs/ with this script's newest checkpoint."""
-    found = [config.with_name("checkpoint.pt") for config in Path("runs").glob("*/config.json")
-             if f'"{SCRIPT}"' in config.read_text()]  # fmt: skip
-    newest = max(filter(Path.exists, found), key=os.path.getmtime, default=None)
-    if newest is None:
+    found = [path for path in Path("runs").glob("*/checkpoint.pt")
+             if f'"{SCRIPT}"' in path.with_name("config.json").read_text()]  # fmt: skip
+    if not found:
         fail(f"--evaluate: no run of {SCRIPT} in runs/; need its directory")
-    return str(newest.parent)
+    return str(max(found, key=os.path.getmtime).parent)
 
 
 def load_checkpoint(path, flag):
@@ -884,7 +877,7 @@ def parse_args(argv=None):
     checkpoint = None
     job = next((job for job in CHANGEABLE if job in given), None)
     if job is not None:
-        for name in given.keys() - CHANGEABLE[job] - {job}:
+        for name in sorted(given.keys() - CHANGEABLE[job] - {job}):
             fail(f"--{ROWS[name][0]}: leave it out; --{job} goes by the checkpoint's settings")
         if given[job] is None:
             given[job] = newest_run()

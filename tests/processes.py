@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 ROOT = Path(__file__).parent.parent
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
 
 
 def iterations_in(path):

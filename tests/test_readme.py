@@ -244,6 +244,19 @@ def test_scores_of_atari_are_those_of_the_data(name):
         assert (row + " |").startswith(" | ".join(cells).replace("-", "−") + " |")
 
 
+def test_means_with_the_older_version_are_those_of_the_data():
+    """In the order of Figure 3's table."""
+    every = [reproduce.compare.read_runs(reproduce.compare.DATA / place)
+             for place in ("figure3/ppo", "older/ppo")]  # fmt: skip
+    means = []
+    for env_id in reproduce.MUJOCO:
+        scores = [reproduce.score(run.table) for run in sum(every, []) if run.env_id == env_id]
+        assert len(scores) == 8
+        means.append(f"{np.mean(scores):.{0 if max(scores) > 200 else 1}f}")
+    said = f"the means of all eight are {', '.join(means[:-1])} and {means[-1]},"
+    assert said.replace("-", "−") in " ".join(RESULTS.split())
+
+
 TOP = {  # what README's first table says, by task and command: an experiment and its variant
     ("Breakout", "ppo_atari.py --bf16"): ("breakout", "nature-bf16"),
     ("Breakout", "ppo_atari.py --bf16 --network paper"): ("breakout", "paper-bf16"),
@@ -279,7 +292,7 @@ def test_the_first_table_is_of_every_whole_run_there_is():
             {task: f"{score:g}" for name in names
              for task, score in reproduce.compare.PUBLISHED[name].get(algorithm, {}).items()}
             for names in (("PPO paper, 10M steps", "PPO paper's Fig. 3, by eye"),
-                          ("OpenAI's Baselines",))
+                          ("OpenAI's Baselines", "OpenAI's Baselines, run by CleanRL's authors"))
         )  # fmt: skip
         if "--network" in flags:
             baselines = {}
