@@ -260,6 +260,7 @@ def test_means_with_the_older_version_are_those_of_the_data():
 TOP = {  # what README's first table says, by task and command: an experiment and its variant
     ("Breakout", "ppo_atari.py --bf16"): ("breakout", "nature-bf16"),
     ("Breakout", "ppo_atari.py --bf16 --network paper"): ("breakout", "paper-bf16"),
+    ("Breakout", "ppo_atari.py --network paper"): ("breakout", "paper"),
     ("Breakout", "ppo_atari.py --bf16 --network paper --learning-rate 1e-3"): (
         "breakout", "lr-1e-3-paper-bf16",
     ),
