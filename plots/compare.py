@@ -56,7 +56,7 @@ PUBLISHED = {
             "Walker2d-v5": 2342.6,
         },
     },
-    # 10M steps of its ppo2, of 3 seeds: docs.cleanrl.dev/rl-algorithms/ppo
+    # 10M steps of its ppo2: docs.cleanrl.dev/rl-algorithms/ppo
     "OpenAI's Baselines, run by CleanRL's authors": {
         "PPO": {"BreakoutNoFrameskip-v4": 405.7, "PongNoFrameskip-v4": 20.5},
     },

@@ -29,6 +29,13 @@ def test_import_does_nothing():
     assert {path.name for path in ROOT.iterdir()} - before <= {"__pycache__"}
 
 
+@pytest.mark.parametrize("module", [ppo_atari, ppo_continuous, trpo_continuous])
+def test_of_several_forbidden_flags_always_the_same_is_named(module, capsys):
+    flags = ["--seed", 2, "--num-envs", 2, "--gamma", 0.9, "--env-id", "X", "--run-dir", "X"]
+    words = "--env-id: leave it out; --resume goes by the checkpoint's settings"
+    assert Script(module).refused(capsys, 2, ["--resume", "none", *flags], words)
+
+
 @pytest.mark.parametrize("module, flags, steps", [
     (ppo_atari, [], "agent steps, of 4 frames each [10_000_000]"),
     (ppo_continuous, [], "agent steps [100_000]"),  # CartPole's own
