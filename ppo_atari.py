@@ -84,7 +84,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("vf-coef", 1.0, (float, 0), "c1", "of Eq. 9; L^VF has no ½ (Baselines: 0.25)"),
     ("ent-coef", 0.01, (float, 0), "c2", "of Eq. 9"),
     ("anneal", "both", ["both", "learning-rate", "none"], None,
-     "what α multiplies as it falls from 1 to 0 (Baselines and CleanRL: the step size alone)"),
+     "what α multiplies as it falls from 1 to 0: step size and ε, or (Baselines) the former alone"),
     "network; the paper's is in Sec. 6.4",
     ("network", "nature", ["nature", "paper"], None,
      "of [Mni+15], as in ppo1, or of [Mni+16], as in Sec. 6.4"),
@@ -120,7 +120,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
 
 
 def train(args, checkpoint=None):
-    """Algorithm 1 of the paper. `checkpoint` is that of the run to resume."""
+    """Algorithm 1 of the paper. `checkpoint`, which Run loads, is of the run to resume."""
     device = torch.device("cuda" if args.cuda else "cpu")
     torch.manual_seed(args.seed)
     # N is divided among torchrun's PROCESSES (without it 1); RANK is this one's number, from 0
@@ -160,7 +160,7 @@ def train(args, checkpoint=None):
 class ActorCritic(nn.Module):
     """Policy π(a|s) and value V(s), two linear heads on one convolutional trunk.
 
-    nature: the network of [Mni+15] (Nature 518, Methods), as in ppo1
+    nature: not in the paper: that of [Mni+15] (Nature 518, Methods), ppo1's (--network paper)
     paper:  the network of [Mni+16] (arXiv:1602.01783, Sec. 8), smaller, as in Sec. 6.4
     """
 
@@ -260,11 +260,11 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
     next_values[t] is V of the state that step t led to, before any reset; unused where the step
-    terminated, as nothing follows. Where it was truncated (a time limit) V stands for what would
-    have followed. Either ends the sum of Eq. 11, whose last exponent should read T−t−1.
+    terminated, as nothing follows. Where it was truncated (a time limit), it stands for what would
+    have followed. Both end the sum of Eq. 11 (its last exponent, printed T−t+1, should be T−t−1).
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
-    # the factors (1 - ...), here and above: not in the paper, whose equations know no episode's end
+    # the factors (1 - ...), above too: not in the paper (PPO's), where no episode ends
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
@@ -377,6 +377,7 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     for name, value in stats.items():
         if not isfinite(value):
             raise FloatingPointError(f"{name} is {value}")
+    # Â = V^targ − V is what V leaves unexplained
     unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
     return stats | {"explained_variance": 1 - unexplained.item(), "learning_rate": learning_rate}
 

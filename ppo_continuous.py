@@ -10,16 +10,17 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 7      θ_old ← θ                                                             rollout acts with θ
 8  end for
 
-The defaults are the paper's Table 3; small tasks have settings of their own (TASKS). Every step
-that the paper leaves out is marked "not in the paper", with its flag if it has one. "Baselines" is
-OpenAI's ppo2, "ppo1" the authors' first code.
+The defaults are the paper's Table 3 with an annealed step size; small tasks have their own (TASKS).
+Every step that the paper leaves out is marked "not in the paper", with its flag if it has one.
+"Baselines" is OpenAI's ppo2, "ppo1" the authors' first code.
 
   python ppo_continuous.py                               learn CartPole-v1
   python ppo_continuous.py --env-id HalfCheetah-v5       a million steps, Box actions
   python ppo_continuous.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_continuous.py --evaluate RUN_DIR --render   watch what it learned; --video records it
   python ppo_continuous.py --env-id HalfCheetah-v5 --no-norm-obs --no-norm-reward --norm-adv none \
-      --no-clip-actions --no-orthogonal --anneal none --max-grad-norm 0 --adam-eps 1e-8  extras off
+      --no-clip-actions --no-orthogonal --anneal none --max-grad-norm 0 --adam-eps 1e-8
+                                                         without all these extras
 """
 
 import argparse
@@ -121,7 +122,7 @@ TASKS = {  # tasks that Table 3 does not solve, or only slowly; flags win
 
 
 def train(args, checkpoint=None):
-    """Algorithm 1 of the paper. `checkpoint` is that of the run to resume."""
+    """Algorithm 1 of the paper. `checkpoint`, which Run loads, is of the run to resume."""
     torch.manual_seed(args.seed)
     envs = Environments(args.env_id, args.num_envs, args.gamma, args.clip_actions)
     net = ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
@@ -316,11 +317,11 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
     next_values[t] is V of the state that step t led to, before any reset; unused where the step
-    terminated, as nothing follows. Where it was truncated (a time limit) V stands for what would
-    have followed. Either ends the sum of Eq. 11, whose last exponent should read T−t−1.
+    terminated, as nothing follows. Where it was truncated (a time limit), it stands for what would
+    have followed. Both end the sum of Eq. 11 (its last exponent, printed T−t+1, should be T−t−1).
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
-    # the factors (1 - ...), here and above: not in the paper, whose equations know no episode's end
+    # the factors (1 - ...), above too: not in the paper (PPO's), where no episode ends
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
@@ -379,6 +380,7 @@ class Penalty(nn.Module):
             self.beta /= 2
         elif kl > kl_target * 1.5:
             self.beta *= 2
+        self.beta.clamp_(1e-12, 1e12)  # not in the paper: float32 would end at 0 or infinity
 
 
 def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef, norm_adv):
@@ -424,7 +426,7 @@ def compute_gradients(net, minibatch, clip_eps, beta, args):
 
 @torch.no_grad()
 def diagnose(net, samples, clip_eps, beta, args):
-    """How far θ is from θ_old, and how well V fits, over all samples of a rollout."""
+    """How far θ is from θ_old, and how well V fits, over a rollout (ppo_atari: during `update`)."""
     pi, values = net(samples.obs)
     ratio = (pi.log_prob(samples.actions) - samples.log_probs).exp()
     kl = kl_divergence(samples.pi_old, pi)  # KL(π_θold ‖ π_θ), exact; its mean is d of Sec. 4
@@ -484,6 +486,7 @@ def update(set_gradients, net, optimizer, batch, learning_rate, clip_eps, beta, 
             raise FloatingPointError(f"{name} is {value}")
     if args.objective.startswith("kl"):
         stats["beta"] = beta.item()
+    # Â = V^targ − V is what V leaves unexplained
     unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
     return stats | {"explained_variance": 1 - unexplained.item(), "learning_rate": learning_rate}
 

@@ -16,8 +16,8 @@ The paper estimates the Q-values without a critic. Here, as is usual today, adva
 them, estimated by GAE (arXiv 1506.02438) with a critic that is fitted after the policy's step
 (fit_critic). In expectation, exact advantages change the surrogate by a constant only (Sec. 5);
 GAE's are biased by V's errors, the less the larger λ is. The network is that of PPO (arXiv
-1707.06347). The paper's other way of sampling, "vine", is left out. Every step that the paper
-leaves out is marked "not in the paper"; "Baselines" is OpenAI's trpo_mpi, and ppo2 its PPO.
+1707.06347). The paper's other way of sampling, "vine", is left out. Every other step that the
+paper leaves out is marked "not in the paper"; "Baselines" is OpenAI's trpo_mpi, and ppo2 its PPO.
 
   python trpo_continuous.py                              learn CartPole-v1
   python trpo_continuous.py --env-id HalfCheetah-v5      a million steps, Box actions
@@ -101,7 +101,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
 TASKS = {  # tasks that the defaults do not solve, or only slowly; flags win
     "CartPole-v1": {"total_steps": 100_000, "num_envs": 4, "num_steps": 256},
     "Pendulum-v1": {"total_steps": 300_000, "num_envs": 4, "num_steps": 512, "gamma": 0.95},
-    # --norm-obs can move π outside the trust region (see train), which hurts on these two
+    # --norm-obs can move π outside the trust region (see train); without it these two learn better
     "LunarLander-v3": {"num_envs": 4, "num_steps": 1000, "minibatch_size": 100, "norm_obs": False},
     "LunarLanderContinuous-v3": {"num_envs": 4, "num_steps": 1000, "minibatch_size": 100,
                                  "norm_obs": False},
@@ -112,7 +112,7 @@ TASKS = {  # tasks that the defaults do not solve, or only slowly; flags win
 
 
 def train(args, checkpoint=None):
-    """The practical algorithm of Sec. 6. `checkpoint` is that of the run to resume."""
+    """The practical algorithm of Sec. 6. `checkpoint`, which Run loads, is of the run to resume."""
     torch.manual_seed(args.seed)
     envs = Environments(args.env_id, args.num_envs, args.gamma, args.clip_actions)
     net = ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
@@ -290,11 +290,11 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
     next_values[t] is V of the state that step t led to, before any reset; unused where the step
-    terminated, as nothing follows. Where it was truncated (a time limit) V stands for what would
-    have followed. Either ends the sum of Eq. 11, whose last exponent should read T−t−1.
+    terminated, as nothing follows. Where it was truncated (a time limit), it stands for what would
+    have followed. Both end the sum of Eq. 11 (its last exponent, printed T−t+1, should be T−t−1).
     """
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
-    # the factors (1 - ...), here and above: not in the paper, whose equations know no episode's end
+    # the factors (1 - ...), above too: not in the paper (PPO's), where no episode ends
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
@@ -431,7 +431,7 @@ def trust_region_step(net, samples, args):
     s_a_s = s @ damped(s)
     if not s_a_s.isfinite():
         raise FloatingPointError(f"sᵀAs is {s_a_s.item()}")
-    # β s of App. C; the damping in sᵀAs, as in Baselines, makes it shorter. Zero if g or A s is 0
+    # β s of App. C; the damping in sᵀAs, as in Baselines, makes it shorter. Zero if s is
     full_step = (2 * args.max_kl / s_a_s).sqrt() * s if s_a_s > 0 else torch.zeros_like(s)
 
     def measure():
@@ -483,6 +483,7 @@ def update(net, optimizer, batch, args):
     for name, value in stats.items():
         if not isfinite(value):
             raise FloatingPointError(f"{name} is {value}")
+    # Â = V^targ − V is what V leaves unexplained
     unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
     return stats | {"explained_variance": 1 - unexplained.item()}
 

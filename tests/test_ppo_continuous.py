@@ -402,6 +402,17 @@ def test_the_adaptive_beta_at_its_borders(kl, beta):
     assert restored.beta.item() == beta * beta / 4
 
 
+@pytest.mark.parametrize("low, high", [(0.0, 1.0), (1.0, 0.0)])
+def test_adaptive_beta_comes_back_from_far_away(low, high):
+    penalty = Penalty(1.0)
+    for _ in range(200):
+        penalty.adapt(low, 0.01)
+    assert 0 < penalty.beta < math.inf
+    far = penalty.beta.item()
+    penalty.adapt(high, 0.01)
+    assert penalty.beta.item() == far * (2 if high else 0.5)
+
+
 def test_annealing():
     flags = ["--num-envs", "1", "--num-steps", "256", "--total-steps", "256000"]
     both, rate, none = (settings(*flags, "--anneal", a) for a in ("both", "learning-rate", "none"))
