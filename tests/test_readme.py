@@ -213,6 +213,7 @@ ATARI = {
     "Breakout, `--network paper --bf16`": "breakout/paper-bf16",
     "Breakout, `--network paper`, in Stable-Baselines3": "breakout-parts/paper-sb3-table5",
     "Breakout, Baselines' settings, `--bf16`": "breakout/baselines-bf16",
+    "Pong": "pong/nature",
     "Pong, `--bf16`": "pong/nature-bf16",
     "Pong, `--network paper`": "pong/paper",
     "nothing": "breakout/paper-bf16",
