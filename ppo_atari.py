@@ -120,7 +120,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
 
 
 def train(args, checkpoint=None):
-    """Algorithm 1 of the paper. `checkpoint`, which Run loads, is of the run to resume."""
+    """Algorithm 1 of the paper. `checkpoint`: that of a run to resume, which Run loads."""
     device = torch.device("cuda" if args.cuda else "cpu")
     torch.manual_seed(args.seed)
     # N is divided among torchrun's PROCESSES (without it 1); RANK is this one's number, from 0

@@ -122,7 +122,7 @@ TASKS = {  # tasks that Table 3 does not solve, or only slowly; flags win
 
 
 def train(args, checkpoint=None):
-    """Algorithm 1 of the paper. `checkpoint`, which Run loads, is of the run to resume."""
+    """Algorithm 1 of the paper. `checkpoint`: that of a run to resume, which Run loads."""
     torch.manual_seed(args.seed)
     envs = Environments(args.env_id, args.num_envs, args.gamma, args.clip_actions)
     net = ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
@@ -426,7 +426,7 @@ def compute_gradients(net, minibatch, clip_eps, beta, args):
 
 @torch.no_grad()
 def diagnose(net, samples, clip_eps, beta, args):
-    """How far θ is from θ_old, and how well V fits, over a rollout (ppo_atari: during `update`)."""
+    """How far θ is from θ_old, how well V fits, over all samples (ppo_atari: means of minibatches)."""
     pi, values = net(samples.obs)
     ratio = (pi.log_prob(samples.actions) - samples.log_probs).exp()
     kl = kl_divergence(samples.pi_old, pi)  # KL(π_θold ‖ π_θ), exact; its mean is d of Sec. 4

@@ -112,7 +112,7 @@ TASKS = {  # tasks that the defaults do not solve, or only slowly; flags win
 
 
 def train(args, checkpoint=None):
-    """The practical algorithm of Sec. 6. `checkpoint`, which Run loads, is of the run to resume."""
+    """The practical algorithm of Sec. 6. `checkpoint`: that of a run to resume, which Run loads."""
     torch.manual_seed(args.seed)
     envs = Environments(args.env_id, args.num_envs, args.gamma, args.clip_actions)
     net = ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
@@ -431,7 +431,7 @@ def trust_region_step(net, samples, args):
     s_a_s = s @ damped(s)
     if not s_a_s.isfinite():
         raise FloatingPointError(f"sᵀAs is {s_a_s.item()}")
-    # β s of App. C; the damping in sᵀAs, as in Baselines, makes it shorter. Zero if s is
+    # β s of App. C; the damping in sᵀAs, as in Baselines, makes it shorter. 0 where s = 0
     full_step = (2 * args.max_kl / s_a_s).sqrt() * s if s_a_s > 0 else torch.zeros_like(s)
 
     def measure():
