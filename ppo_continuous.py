@@ -426,7 +426,7 @@ def compute_gradients(net, minibatch, clip_eps, beta, args):
 
 @torch.no_grad()
 def diagnose(net, samples, clip_eps, beta, args):
-    """How far θ is from θ_old, how well V fits, over all samples (ppo_atari: means of minibatches)."""
+    """How far θ is from θ_old, how well V fits, over all samples (ppo_atari: by minibatch)."""
     pi, values = net(samples.obs)
     ratio = (pi.log_prob(samples.actions) - samples.log_probs).exp()
     kl = kl_divergence(samples.pi_old, pi)  # KL(π_θold ‖ π_θ), exact; its mean is d of Sec. 4
