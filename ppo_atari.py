@@ -18,7 +18,7 @@ Every step that the paper leaves out is marked "not in the paper", with its flag
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game
   python ppo_atari.py --resume RUN_DIR              go on after an interruption, bit for bit
   python ppo_atari.py --evaluate RUN_DIR --render   watch what it learned; --video records it
-  torchrun --nproc-per-node 4 ppo_atari.py          on 4 processes; --cuda: on 4 GPUs (untested)
+  torchrun --nproc-per-node 4 ppo_atari.py          on 4 processes; --cuda: on 4 GPUs
   python ppo_atari.py --num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate
                                                     the settings of OpenAI's Baselines
 """
@@ -97,7 +97,7 @@ SETTINGS = [  # flag, default, type and range, symbol, meaning
     ("clip-value-loss", False, bool, None,
      "L^VF: the larger of V's error and that of V clipped to its old value ± Eq. 7's ε"),
     "machine",
-    ("cuda", False, bool, None, "train on the GPU"),
+    ("cuda", False, bool, None, "train on the GPU (untested)"),
     ("bf16", False, bool, None, "bfloat16 up to the heads (slower on some CPUs: measure)"),
     ("compile", None, bool, None, "torch.compile [on the CPU, from 500_000 steps on]"),
     ("threads", torch.get_num_threads(), (int, 1, 1024), "THREADS", "of emulators and torch"),
@@ -836,7 +836,7 @@ def parse_args(argv=None):
 
 
 def choose_compile(args):
-    """Whether to compile: by default in runs long enough to win back the minute that it takes."""
+    """Whether to compile: by default in runs so long that the minute it takes counts little."""
     headers = Path(sysconfig.get_path("include"), "Python.h")
     possible = headers.exists() and shutil.which(os.environ.get("CXX", "g++")) is not None
     needed = "a C++ compiler (g++, or what CXX names) and Python's headers"
@@ -844,7 +844,7 @@ def choose_compile(args):
         fail(f"--compile: needs {needed}; --no-compile does without")
     if args.compile is None and args.total_steps >= 500_000 and not args.cuda:
         print("compiling, which takes about a minute: --no-compile begins at once" if possible
-              else f"not compiling, which would be faster: it needs {needed}")  # fmt: skip
+              else f"not compiling, which may be faster: it needs {needed}")  # fmt: skip
         return possible
     return bool(args.compile)
 

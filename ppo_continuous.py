@@ -906,7 +906,7 @@ def parse_args(argv=None):
 
 
 def choose_compile(args):
-    """Whether to compile: by default in runs long enough to win back the minute that it takes."""
+    """Whether to compile: by default in runs so long that the minute it takes counts little."""
     headers = Path(sysconfig.get_path("include"), "Python.h")
     possible = headers.exists() and shutil.which(os.environ.get("CXX", "g++")) is not None
     needed = "a C++ compiler (g++, or what CXX names) and Python's headers"
@@ -914,7 +914,7 @@ def choose_compile(args):
         fail(f"--compile: needs {needed}; --no-compile does without")
     if args.compile is None and args.total_steps >= 500_000:
         print("compiling, which takes about a minute: --no-compile begins at once" if possible
-              else f"not compiling, which would be faster: it needs {needed}")  # fmt: skip
+              else f"not compiling, which may be faster: it needs {needed}")  # fmt: skip
         return possible
     return bool(args.compile)
 

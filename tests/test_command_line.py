@@ -82,7 +82,7 @@ def test_a_task_of_the_other_kind_names_its_script(module, env_id, other, tmp_pa
 @pytest.mark.parametrize("module", [ppo_atari, ppo_continuous])
 @pytest.mark.parametrize("flags, found, chosen, said", [
     (["--total-steps", "500000"], True, True, "compiling, which takes"),
-    (["--total-steps", "500000"], False, False, "not compiling, which would be faster"),
+    (["--total-steps", "500000"], False, False, "not compiling, which may be faster"),
     (["--total-steps", "499999"], True, False, ""),
     (["--total-steps", "500000", "--no-compile"], True, False, ""),
     (["--total-steps", "5000", "--compile"], True, True, ""),
