@@ -147,6 +147,27 @@ def scores_of(place):
     return found
 
 
+def means_of_100(run):
+    """The means of each 100 episodes in succession, and the step at which each is reached."""
+    means = np.convolve(run.table[:, 1], np.ones(100) / 100, "valid")
+    return means, run.table[99:, 0]
+
+
+def test_falls_and_ranges_on_the_way_are_those_of_the_data():
+    read_runs, prose = reproduce.compare.read_runs, " ".join(RESULTS.split())
+    place = "table1-plain-parts/clip-0.2-no-clip-actions"
+    [means] = [means_of_100(run)[0] for run in read_runs(reproduce.compare.DATA / place)
+               if run.seed == 3]  # fmt: skip
+    low = means[means.argmax() :].min()
+    said = f"from {means.max():,.0f} down to {low:.0f}, below its start ({means[0]:.0f})"
+    assert low < means[0] and said.replace("-", "−") in prose
+    [pong] = read_runs(reproduce.compare.DATA / "pong/nature")
+    means, steps = means_of_100(pong)
+    said = f"{means[steps >= 6e6].min():.1f} to {means[-1]:.1f}"
+    assert means[-1] == max(means) and f"they averaged {said}." in prose
+    assert f"| Table 6, Pong | {said} after 6 to {steps[-1] / 1e6:.1f} million steps," in prose
+
+
 @pytest.mark.parametrize("name", CHEETAH)
 def test_the_seeds_of_halfcheetah_are_those_of_the_data(name):
     found = scores_of(CHEETAH[name])["HalfCheetah-v5"]
