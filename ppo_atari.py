@@ -276,7 +276,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 def estimate_advantages(batch, gamma, gae_lambda):
     """Fill in a rollout's advantages Â_t and value targets V^targ_t."""
-    values = batch.values.to(batch.rewards.device)  # ppo_atari's may be on a GPU
+    values = batch.values.to(batch.rewards.device)  # in ppo_atari V may be on a GPU
     next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
     batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
@@ -306,7 +306,7 @@ STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "
 def ppo_loss(logits, values, minibatch, clip_eps, vf_coef, ent_coef, norm_adv, clip_value_loss):
     """Minus the objective of Eq. 9 on a minibatch, and the first five of STATS, (5,), detached.
 
-    logits (M, number of actions) and values (M,) are those of θ; `minibatch` has fields (M, ...).
+    logits (M, number of actions) and values (M,) are those of θ; `minibatch`'s, (M, ...), of θ_old.
     Not in the paper: a step at which `Games` pressed FIRE carries no information about π, so it
     counts in L^VF only.
     """
@@ -666,7 +666,7 @@ def load_checkpoint(path, flag):
     try:
         with warnings.catch_warnings(action="ignore"):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if checkpoint["script"] == SCRIPT and checkpoint["settings"]:
+        if checkpoint["script"] == SCRIPT and checkpoint["settings"].keys():
             return checkpoint | {"where": f"--{flag} {path}", "path": path}
         why = f"is {checkpoint['script']}'s"
     except OSError as e:
@@ -682,7 +682,7 @@ def restore(checkpoint, *names, **learned):
         for name, part in learned.items():
             part.load_state_dict(checkpoint[name])
         return [checkpoint[name] for name in names]
-    except (KeyError, RuntimeError, ValueError) as e:
+    except (KeyError, RuntimeError, TypeError, ValueError) as e:
         why = f"{checkpoint['where']}: {type(e).__name__} {e}"
         fail(f"{why}; need a whole checkpoint of {SCRIPT}, of this version")
 

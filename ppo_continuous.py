@@ -333,7 +333,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 def estimate_advantages(batch, gamma, gae_lambda):
     """Fill in a rollout's advantages Â_t and value targets V^targ_t."""
-    values = batch.values.to(batch.rewards.device)  # ppo_atari's may be on a GPU
+    values = batch.values.to(batch.rewards.device)  # in ppo_atari V may be on a GPU
     next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
     batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
@@ -472,7 +472,7 @@ def update(set_gradients, net, optimizer, batch, learning_rate, clip_eps, beta, 
             part = slice(start, start + args.minibatch_size)
             minibatch = SimpleNamespace(**{name: select(x, part) for name, x in shuffled.items()})
             optimizer.zero_grad()
-            grad_norms.append(set_gradients(net, minibatch, clip_eps, beta, args))
+            grad_norms.append(set_gradients(net, minibatch, clip_eps, beta, args))  # ∇ of ppo_loss
             optimizer.step()
         if args.target_kl:  # not in the paper: like Spinning Up's early stop, off by default
             kl = diagnose(net, whole, clip_eps, beta, args)["kl"]
@@ -752,7 +752,7 @@ def load_checkpoint(path, flag):
     try:
         with warnings.catch_warnings(action="ignore"):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if checkpoint["script"] == SCRIPT and checkpoint["settings"]:
+        if checkpoint["script"] == SCRIPT and checkpoint["settings"].keys():
             return checkpoint | {"where": f"--{flag} {path}", "path": path}
         why = f"is {checkpoint['script']}'s"
     except OSError as e:
@@ -768,7 +768,7 @@ def restore(checkpoint, *names, **learned):
         for name, part in learned.items():
             part.load_state_dict(checkpoint[name])
         return [checkpoint[name] for name in names]
-    except (KeyError, RuntimeError, ValueError) as e:
+    except (KeyError, RuntimeError, TypeError, ValueError) as e:
         why = f"{checkpoint['where']}: {type(e).__name__} {e}"
         fail(f"{why}; need a whole checkpoint of {SCRIPT}, of this version")
 

@@ -306,7 +306,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 def estimate_advantages(batch, gamma, gae_lambda):
     """Fill in a rollout's advantages Â_t and value targets V^targ_t."""
-    values = batch.values.to(batch.rewards.device)  # ppo_atari's may be on a GPU
+    values = batch.values.to(batch.rewards.device)  # in ppo_atari V may be on a GPU
     next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
     batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
@@ -363,8 +363,9 @@ def fisher_vector_product(net, obs, weights):
 def conjugate_gradient(product, b, num_iters, tolerance=1e-10):
     """Solve A x = b for a positive definite A, given as product(y) = A y; App. C.
 
-    Returns x and the norm of the residual b - A x. Stops early once |b - A x|² ≤ tolerance · |b|²,
-    or at a direction p of no positive curvature.
+    Returns x and the norm of the residual b - A x. Not in the paper: stops early once
+    |b - A x|² ≤ tolerance · |b|² (Baselines: an absolute bound) or at a direction p of no positive
+    curvature.
     """
     x = torch.zeros_like(b)
     residual, p = b.clone(), b.clone()
@@ -391,7 +392,8 @@ def line_search(measure, weights, full_step, max_kl, num_tries, backtrack_coef):
 
     measure() returns the surrogate's improvement and KL(π_θold ‖ π_θ) at the weights as they are.
     Returns the fraction of the step taken, the improvement and the KL: zeros if every try fails,
-    and then the weights are what they were, bit for bit.
+    and then the weights are what they were, bit for bit. Not in the paper: a limit of tries (as in
+    Baselines).
     """
     theta_old = flat(weights)
     fraction = 1.0
@@ -469,7 +471,7 @@ def update(net, optimizer, batch, args):
     """
     advantages = batch.advantages.flatten()  # (T, N) -> (T·N,)
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
-        advantages = standardise(advantages)  # the scale cancels in β s, the shift only on average
+        advantages = standardise(advantages)  # scaling leaves β s as it is, shifting adds noise
     samples = SimpleNamespace(obs=batch.obs, actions=batch.actions.flatten(0, 1),
                               pi_old=batch.pi_old, log_probs=batch.log_probs,
                               advantages=advantages)  # fmt: skip
@@ -749,7 +751,7 @@ def load_checkpoint(path, flag):
     try:
         with warnings.catch_warnings(action="ignore"):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if checkpoint["script"] == SCRIPT and checkpoint["settings"]:
+        if checkpoint["script"] == SCRIPT and checkpoint["settings"].keys():
             return checkpoint | {"where": f"--{flag} {path}", "path": path}
         why = f"is {checkpoint['script']}'s"
     except OSError as e:
@@ -765,7 +767,7 @@ def restore(checkpoint, *names, **learned):
         for name, part in learned.items():
             part.load_state_dict(checkpoint[name])
         return [checkpoint[name] for name in names]
-    except (KeyError, RuntimeError, ValueError) as e:
+    except (KeyError, RuntimeError, TypeError, ValueError) as e:
         why = f"{checkpoint['where']}: {type(e).__name__} {e}"
         fail(f"{why}; need a whole checkpoint of {SCRIPT}, of this version")
 

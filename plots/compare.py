@@ -388,7 +388,7 @@ def main(argv=None):
         names = [run[:3] for run in runs]
         for name in names:
             if names.count(name) > 1:
-                fail("two runs of {}, {}, seed {}: keep them as two variants, with --keep"
+                fail("two runs of {}, {}, seed {}: name only one of their folders"
                      .format(*name))  # fmt: skip
         if args.keep:
             for run in runs:

@@ -389,7 +389,8 @@ class Evil:
 @pytest.mark.parametrize("kind, word", [
     ("cut short", "need a whole checkpoint"), ("code", "of plain data"), ("foreign", "need"),
     ("other script", "is ppo_atari.py's"), ("empty", "need a whole checkpoint"),
-    ("without net", "KeyError 'net'"),
+    ("without net", "KeyError 'net'"), ("net a list", "TypeError"),
+    ("settings a list", "AttributeError"),
 ])  # fmt: skip
 def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -398,6 +399,8 @@ def test_bad_checkpoints(task, kind, word, finished, tmp_path, capsys, monkeypat
     contents = torch.load(finished[0] / "checkpoint.pt", weights_only=True)
     if kind == "other script":
         torch.save(contents | {"script": "ppo_atari.py"}, path)
+    elif kind.endswith("a list"):
+        torch.save(contents | {kind.split()[0]: [1]}, path)
     elif kind == "without net":
         torch.save({name: contents[name] for name in contents if name != "net"}, path)
     elif kind in ("foreign", "empty"):
