@@ -306,7 +306,7 @@ STATS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "
 def ppo_loss(logits, values, minibatch, clip_eps, vf_coef, ent_coef, norm_adv, clip_value_loss):
     """Minus the objective of Eq. 9 on a minibatch, and the first five of STATS, (5,), detached.
 
-    logits (M, number of actions) and values (M,) are those of θ; `minibatch`'s, (M, ...), of θ_old.
+    logits (M, number of actions) and values (M,) are θ's; `minibatch`'s fields, (M, ...), θ_old's.
     Not in the paper: a step at which `Games` pressed FIRE carries no information about π, so it
     counts in L^VF only.
     """

@@ -113,7 +113,7 @@ def test_runs_that_would_be_kept_in_one_place_are_refused(tmp_path, capsys, monk
     (runs[1] / "config.json").write_text(json.dumps(config | {"script": "trpo_continuous.py"}))
     with pytest.raises(SystemExit) as leaving:
         compare.main([*map(str, runs), "--keep", "e/v"])
-    assert leaving.value.code == 2 and "seed 1" in capsys.readouterr().err
+    assert leaving.value.code == 2 and "seed 1: name only one of" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
 
 

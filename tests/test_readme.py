@@ -362,6 +362,7 @@ def test_means_of_three_seeds_are_those_of_the_data():
         scores = [reproduce.score(run.table) for run in runs]
         assert len(scores) == 3
         assert f"(mean {np.mean(scores):.1f} ± {np.std(scores, ddof=1):.1f}{after}" in prose
+    assert f"; {np.mean(scores):.1f} with both of the paper's |" in prose
     assert f"the mean is {np.mean([reproduce.score(run.table) for run in nature]):.1f}." in prose
     for script in SCRIPTS:  # a score there would have to be checked, too
         assert not re.search(r"\b\d{2,3}\.\d\b", script.__doc__)
@@ -369,6 +370,34 @@ def test_means_of_three_seeds_are_those_of_the_data():
     means = (np.mean([curve(run.table, steps) for run in runs], 0) for runs in (larger, nature))
     one, two, three = (f"{a:.0f} and {b:.0f}" for a, b in zip(*means, strict=True))
     assert f"({one} after 2.5 million steps, {two} after 5, {three} after 7.5)." in prose
+
+
+def test_the_smaller_network_s_ranges_are_those_of_the_data():
+    """Over every run at Table 5's step size, partial ones among them."""
+    read_runs, prose = reproduce.compare.read_runs, " ".join(RESULTS.split())
+    places = ("breakout/paper", "breakout/paper-bf16",
+              "breakout-parts/paper-seed2-part", "breakout-parts/paper-seed3-part")  # fmt: skip
+    runs = [run for place in places for run in read_runs(reproduce.compare.DATA / place)]
+    assert len(runs) == 7
+    means = np.array([reproduce.compare.curve(run.table, np.array([6e5, 1e6])) for run in runs])
+    (low, early), (high, late) = means.min(0), means.max(0)
+    assert f"(two or three of each seed) {low:.1f} to {high:.1f}." in prose
+    assert f"the seven runs here {early:.1f} to {late:.1f})" in prose
+    *_, part = runs
+    [whole] = [run for run in runs if run.seed == 3 and run is not part]
+    last, score = part.table[-1, 0], reproduce.score(part.table)
+    [meanwhile] = reproduce.compare.curve(whole.table, np.array([last]))
+    said = f"where it had {score:.1f} (the table's run {meanwhile:.1f})"
+    assert f"to {last / 1e6:.2f} million steps, {said}" in " ".join(RUNS.split())
+
+
+def test_the_steps_of_all_runs_are_counted():
+    every, atari = 0, 0
+    for run in reproduce.compare.read_runs(reproduce.compare.DATA):
+        every += run.table[-1, 0]
+        atari += run.table[-1, 0] * ("NoFrameskip" in run.env_id)
+    said = f"{every / 1e6:.0f} million steps, {atari / 1e6:.0f} million of them Atari's"
+    assert said in " ".join(RESULTS.split())
 
 
 def test_files_exist():
