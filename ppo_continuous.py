@@ -10,23 +10,20 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 7      θ_old ← θ                                                             rollout acts with θ
 8  end for
 
-The defaults are the paper's Table 3 with an annealed step size; small tasks have their own (TASKS).
-Every step that the paper leaves out is marked "not in the paper", with its flag if it has one.
-"Baselines" is OpenAI's ppo2, "ppo1" the authors' first code.
+The defaults are the paper's Table 3 with an annealed learning rate; small tasks have their own
+(TASKS). Anything that is not in the paper says so, and most of it has a flag that turns it off.
+"Baselines" is OpenAI's ppo2; "ppo1" is the authors' first code.
 
   python ppo_continuous.py                               learn CartPole-v1
-  python ppo_continuous.py --env-id HalfCheetah-v5       a million steps, Box actions
-  python ppo_continuous.py --resume RUN_DIR              go on after an interruption, bit for bit
+  python ppo_continuous.py --env-id HalfCheetah-v5       a million steps, continuous actions
+  python ppo_continuous.py --resume RUN_DIR              go on after an interruption
   python ppo_continuous.py --evaluate RUN_DIR --render   watch what it learned; --video records it
   python ppo_continuous.py --env-id HalfCheetah-v5 --no-norm-obs --no-norm-reward --norm-adv none \
       --no-clip-actions --no-orthogonal --anneal none --max-grad-norm 0 --adam-eps 1e-8
-                                                         without all these extras
+                                                         only what is in the paper
 """
 
-import argparse
-import gc
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -34,80 +31,89 @@ import signal
 import sys
 import sysconfig
 import time
-import warnings
-from contextlib import AbstractContextManager, suppress
-from itertools import pairwise
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, fields
 from math import inf, isfinite, nan
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Annotated, Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
+import tyro
 from gymnasium.spaces import Box, Discrete
-from gymnasium.wrappers import RecordVideo
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo
 from matplotlib.figure import Figure
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
+from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 # ------------------------------------------------------------------------------------ Settings
 
+Count, Seed = Annotated[int, 1, inf], Annotated[int, 0, 2**63 - 1]  # type, lowest, highest
+Positive, NonNegative = Annotated[float, 1e-12, inf], Annotated[float, 0, inf]
+Fraction = Annotated[float, 0, 1]
+
+
+@dataclass
+class Args:
+    env_id: str = "CartPole-v1"  # Gymnasium's id of a task whose observations are vectors
+    seed: Seed = 1  # of the network, the actions, the minibatches and the task
+    total_steps: Count = 1_000_000  # agent steps in all
+
+    # Table 3 of the paper, in its order
+    num_steps: Count = 2048  # T, horizon: steps of each actor in a rollout
+    learning_rate: NonNegative = 3e-4  # Adam's step size at the start
+    num_epochs: Count = 10  # K, passes over a rollout
+    minibatch_size: Annotated[int, 2, inf] = 64  # M, samples in a minibatch
+    gamma: Fraction = 0.99  # γ, discount
+    gae_lambda: Fraction = 0.95  # λ of GAE (Eq. 11); 1 gives Eq. 10
+    num_envs: Count = 1  # N, number of actors (not in the table)
+
+    # L^CLIP (Eq. 7); L^KLPEN (Eq. 8) with an adaptive or a fixed β; none: L^CPI (Eq. 6)
+    objective: Literal["clip", "kl-adaptive", "kl-fixed", "none"] = "clip"
+    clip_eps: NonNegative = 0.2  # ε, clipping parameter of Eq. 7 at the start
+    kl_target: Positive = 0.01  # d_targ of Sec. 4, the KL that kl-adaptive aims at
+    kl_beta: Positive = 1.0  # β of Eq. 8; with kl-adaptive, its first value
+    vf_coef: NonNegative = 1.0  # c1 of Eq. 9, weight of the value loss, which has no factor ½
+    ent_coef: NonNegative = 0.0  # c2 of Eq. 9, weight of the entropy bonus
+
+    # Not in the paper: from OpenAI's Baselines, the last from Spinning Up
+    norm_obs: bool = True  # normalise observations, clip them at ±10
+    norm_reward: bool = True  # divide rewards by the std of returns, clip them at ±10
+    clip_actions: bool = True  # clip actions to the task's bounds before the task gets them
+    # standardise advantages over each minibatch (ppo2), over the rollout (ppo1), or not at all
+    norm_adv: Literal["minibatch", "rollout", "none"] = "minibatch"
+    # linearly anneal learning rate and ε, the learning rate only, or neither
+    anneal: Literal["both", "learning-rate", "none"] = "learning-rate"
+    orthogonal: bool = True  # orthogonal initial weights, a small policy head
+    max_grad_norm: NonNegative = 0.5  # clip the gradient's norm; 0: do not
+    adam_eps: Positive = 1e-5  # Adam's ε (PyTorch's default: 1e-8)
+    target_kl: NonNegative = 0.0  # end the epochs once the KL exceeds 1.5 × this; 0: do not
+
+    # The run
+    compile: bool | None = None  # use torch.compile (default: from 500_000 steps on)
+    threads: Count = 1  # of torch; more than 1 slows down networks this small
+    run_dir: str = ""  # a new directory for the records (default: one in runs/)
+    goal_score: float | None = None  # stop when the last 100 episodes average this score
+    resume: str = ""  # directory of a run: go on with it, with its settings
+    evaluate: str = ""  # directory of a run, or a .pt file: play its policy, do not train
+    episodes: Count = 10  # with --evaluate: number of episodes
+    deterministic: bool = False  # with --evaluate: take the most probable action, do not sample
+    render: bool = False  # with --evaluate: show a window
+    video: bool = False  # with --evaluate: record to RUN_DIR/videos
+
+    def __post_init__(self):
+        self.batch_size = self.num_steps * self.num_envs  # T × N
+        self.num_iterations = self.total_steps // self.batch_size
+        check(self)
+
+
 # fmt: off
-SETTINGS = [  # flag, default, type and range, symbol, meaning
-    "task",
-    ("env-id", "CartPole-v1", (str,), "ID", "Gymnasium's id of a task with Box observations"),
-    ("seed", 1, (int, 0, 2**63 - 1), "SEED", "seeds network, actions, minibatches and task"),
-    ("total-steps", 1_000_000, (int, 1), "STEPS", "agent steps"),
-    "Table 3 of the paper, in its order (small tasks have values of their own: TASKS)",
-    ("num-steps", 2048, (int, 1), "T", "horizon: steps of each actor in a rollout"),
-    ("learning-rate", 3e-4, (float, 0), "LR", "Adam's step size, times α (see --anneal)"),
-    ("num-epochs", 10, (int, 1), "K", "passes over a rollout"),
-    ("minibatch-size", 64, (int, 2), "M", "samples in a minibatch"),
-    ("gamma", 0.99, (float, 0, 1), "γ", "discount"),
-    ("gae-lambda", 0.95, (float, 0, 1), "λ", "of GAE, Eq. 11; 1: Eq. 10"),
-    ("num-envs", 1, (int, 1), "N", "number of actors (not in the table)"),
-    "objective, Sec. 3 to 6.1 of the paper",
-    ("objective", "clip", ["clip", "kl-adaptive", "kl-fixed", "none"], None,
-     "L^CLIP of Eq. 7; L^KLPEN of Eq. 8 with β adaptive or fixed; none: L^CPI of Eq. 6"),
-    ("clip-eps", 0.2, (float, 0), "ε", "clipping parameter of Eq. 7"),
-    ("kl-target", 0.01, (float, 1e-12), "d_targ", "KL that kl-adaptive's β aims at, Sec. 4"),
-    ("kl-beta", 1.0, (float, 1e-12), "β", "of Eq. 8; where adaptive, its first value"),
-    ("vf-coef", 1.0, (float, 0), "c1", "of Eq. 9, whose L^VF has no factor ½"),
-    ("ent-coef", 0.0, (float, 0), "c2", "of Eq. 9"),
-    "not in the paper; in OpenAI's Baselines",
-    ("norm-obs", True, bool, None, "normalise observations, clip them at ±10"),
-    ("norm-reward", True, bool, None, "divide rewards by the std of returns, clip them at ±10"),
-    ("norm-adv", "minibatch", ["rollout", "minibatch", "none"], None,
-     "standardise the advantages of a whole rollout (ppo1) or of each minibatch (ppo2)"),
-    ("clip-actions", True, bool, None, "clip actions to their Box, for the environment alone"),
-    ("orthogonal", True, bool, None, "orthogonal initial weights, a small policy head"),
-    ("anneal", "learning-rate", ["both", "learning-rate", "none"], None,
-     "what α multiplies as it falls from 1 to 0: Adam's step size, or that and Eq. 7's ε"),
-    ("max-grad-norm", 0.5, (float, 0), "NORM", "clip the gradient's norm; 0 disables"),
-    ("adam-eps", 1e-5, (float, 0), "EPS", "Adam's ε (PyTorch: 1e-8)"),
-    "not in the paper; in Spinning Up",
-    ("target-kl", None, (float, 1e-12), "KL", "end the epochs, V's too, at a KL above 1.5 × this"),
-    "machine",
-    ("compile", None, bool, None, "torch.compile [from 500_000 steps on]"),
-    ("threads", 1, (int, 1, 1024), "THREADS", "of torch; more than 1 slows networks this small"),
-    "run",
-    ("run-dir", None, (str,), "DIR", "new directory (default: runs/, then the run's name)"),
-    ("checkpoint-every", None, (int, 1), "ITERATIONS",
-     "between checkpoints, which restart the episodes; default: about 15 a run, at least 4 apart"),
-    ("goal-score", None, (float, -inf), "SCORE", "stop at this mean of the last 100 episodes"),
-    ("resume", None, (str,), "RUN_DIR", "go on with a run and its settings, of which only "
-     "--total-steps (and with it α), --goal-score, --compile and --threads can be changed"),
-    ("evaluate", None, (str,), "RUN_DIR", "play a run's best policy [of the newest], or a file's"),
-    ("episodes", 10, (int, 1), "EPISODES", "episodes to evaluate"),
-    ("deterministic", False, bool, None, "take the policy's mode instead of sampling"),
-    ("render", False, bool, None, "evaluate in a window"),
-    ("video", False, bool, None, "evaluate, recording to RUN_DIR/videos"),
-]
-TASKS = {  # tasks that Table 3 does not solve, or only slowly; flags win
+TASKS = {  # defaults for tasks that Table 3 does not solve, or solves slowly
     "CartPole-v1": {"total_steps": 100_000, "num_envs": 4, "num_steps": 256, "learning_rate": 1e-3,
                     "minibatch_size": 256},
     "Pendulum-v1": {"total_steps": 200_000, "num_envs": 4, "num_steps": 256, "learning_rate": 1e-3,
@@ -122,32 +128,33 @@ TASKS = {  # tasks that Table 3 does not solve, or only slowly; flags win
 
 
 def train(args, checkpoint=None):
-    """Algorithm 1 of the paper. `checkpoint`: that of a run to resume, which Run loads."""
+    """Algorithm 1 of the paper. `checkpoint`: what a run to be resumed has saved."""
     torch.manual_seed(args.seed)
-    envs = Environments(args.env_id, args.num_envs, args.gamma, args.clip_actions)
-    net = ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
-    # not in the paper: Baselines' ε for Adam (--adam-eps 1e-8); `update` sets the step size
+    envs = make_envs(args)
+    net = ActorCritic(envs.single_observation_space, envs.single_action_space, args)
+    # not in the paper: Baselines' ε for Adam (--adam-eps 1e-8); `update` sets its step size
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     penalty = Penalty(args.kl_beta)
     batch = make_batch(args.num_steps, envs)
-    set_gradients = compile_gradients(net) if args.compile else compute_gradients
+    gradients = compile_gradients(net) if args.compile else compute_gradients
 
     with Run(args, checkpoint, net=net, optimizer=optimizer, penalty=penalty) as run:
-        for iteration in run.iterations():  # line 1
-            if run.at_checkpoint:  # also at the start; not in the paper, for exact resuming
-                envs.reset(run.seed)  # how often: --checkpoint-every
+        torch.manual_seed(run.seed)
+        batch.raw_obs[-1] = torch.from_numpy(envs.reset(seed=run.seed)[0])
+        for iteration in range(run.iteration, args.num_iterations):  # line 1
             learning_rate, clip_eps = anneal(args, iteration)
             episodes = rollout(envs, net, batch)  # lines 2, 3
             if args.norm_reward:  # not in the paper (--no-norm-reward)
-                scale_rewards(batch, net.return_moments)
+                scale_rewards(batch, net.return_moments, args.gamma)
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
-            stats = update(set_gradients, net, optimizer, batch, learning_rate,  # line 6
-                           clip_eps, penalty.beta, args)  # fmt: skip
+            stats = update(gradients, net, optimizer, batch, learning_rate, clip_eps,  # line 6
+                           penalty.beta, args)  # fmt: skip
             if args.objective == "kl-adaptive":  # Sec. 4
                 penalty.adapt(stats["kl"], args.kl_target)
             if args.norm_obs:  # not in the paper (--no-norm-obs); last, since it changes π
-                net.obs_moments.add(batch.raw_obs.flatten(0, 1))
-            run.log(episodes, stats)
+                net.obs_moments.add(batch.raw_obs[:-1].flatten(0, 1))
+            if run.log(episodes, stats) or run.stop:  # --goal-score is reached, or Ctrl-C
+                break
 
 
 # ------------------------------------------------------------------------------------- Network
@@ -156,50 +163,63 @@ def train(args, checkpoint=None):
 class ActorCritic(nn.Module):
     """Policy π(a|s) (PPO's Sec. 6.1) and value V(s), two networks of two layers of 64 tanh units.
 
-    obs_moments: of the observations; return_moments: of the discounted returns.
+    obs_moments: of the observations; return_moments: of the discounted returns. Observations are
+    tensors (..., observation size), normalised unless they are called raw.
     """
 
-    def __init__(self, obs_size, action_space, orthogonal=True, norm_obs=True):
+    def __init__(self, obs_space, action_space, args):
         super().__init__()
-        gaussian = isinstance(action_space, Box)
-        num_outputs = action_space.shape[0] if gaussian else int(action_space.n)
-        self.actor = mlp(obs_size, 64, 64, num_outputs)
-        self.critic = mlp(obs_size, 64, 64, 1)
-        self.log_std = nn.Parameter(torch.zeros(num_outputs)) if gaussian else None
-        self.norm_obs = norm_obs
-        self.obs_moments, self.return_moments = RunningMoments(obs_size), RunningMoments()
-        if orthogonal:  # not in the paper: Baselines' initialisation (--no-orthogonal)
-            for layer in (*self.actor, *self.critic):
-                if isinstance(layer, nn.Linear):
-                    gain = {self.actor[-1]: 0.01, self.critic[-1]: 1.0}.get(layer, 2**0.5)
-                    nn.init.orthogonal_(layer.weight, gain)
-                    nn.init.zeros_(layer.bias)
+        self.discrete = isinstance(action_space, Discrete)
+        self.num_outputs = int(action_space.n) if self.discrete else action_space.shape[0]
+        self.actor = mlp(obs_space.shape[0], self.num_outputs)
+        self.critic = mlp(obs_space.shape[0], 1)
+        self.log_std = None if self.discrete else nn.Parameter(torch.zeros(self.num_outputs))
+        self.obs_moments, self.return_moments = RunningMoments(*obs_space.shape), RunningMoments()
+        self.norm_obs = args.norm_obs
+        if args.orthogonal:  # not in the paper: Baselines' initialisation (--no-orthogonal)
+            for net, head_gain in ((self.actor, 0.01), (self.critic, 1.0)):
+                layer_init(net[0], gain=2**0.5)
+                layer_init(net[2], gain=2**0.5)
+                layer_init(net[4], head_gain)
 
-    def normalise(self, obs):
-        """Observations (B, observation size) as the networks take them, float32."""
-        if self.norm_obs:  # not in the paper: ppo2's, here fixed within a rollout (--no-norm-obs)
-            moments = self.obs_moments
-            obs = ((obs - moments.mean) / (moments.var + 1e-8).sqrt()).clamp(-10, 10)
-        return obs.float()
+    def normalise(self, raw_obs):
+        """Raw observations as the networks take them, float32."""
+        if self.norm_obs:  # not in the paper: from ppo2, here fixed in a rollout (--no-norm-obs)
+            raw_obs = ((raw_obs - self.obs_moments.mean) / self.obs_moments.std).clamp(-10, 10)
+        return raw_obs.float()
+
+    def pi_params(self, obs):
+        """The parameters of π(·|s): logits (..., n), or means and log stds (..., 2 × actions)."""
+        out = self.actor(obs)
+        return out if self.discrete else torch.cat((out, self.log_std.expand_as(out)), -1)
+
+    def distribution(self, pi_params):
+        """π(·|s): a softmax, or independent normals whose std is the same for every s (TRPO's
+        App. D)."""
+        if self.discrete:
+            return Categorical(logits=pi_params, validate_args=False)
+        mean, log_std = pi_params.chunk(2, -1)
+        return Independent(Normal(mean, log_std.exp(), validate_args=False), 1, validate_args=False)
 
     def pi(self, obs):
-        """π(·|s) for normalised obs (B, observation size): a softmax, or independent normals, whose
-        std is the same for every s (TRPO's App. D)."""
-        out = self.actor(obs)
-        if self.log_std is None:
-            return Categorical(logits=out, validate_args=False)
-        normal = Normal(out, self.log_std.exp(), validate_args=False)
-        return Independent(normal, 1, validate_args=False)
+        """π(·|s)"""
+        return self.distribution(self.pi_params(obs))
 
-    def forward(self, obs):
-        """π(·|s) and V(s), (B,), for normalised obs (B, observation size)."""
-        return self.pi(obs), self.critic(obs).squeeze(-1)
+    def value(self, obs):
+        """V(s), (...)"""
+        return self.critic(obs).squeeze(-1)
 
 
-def mlp(*sizes):
-    """Linear layers of these sizes with tanh between them."""
-    layers = [layer for ends in pairwise(sizes) for layer in (nn.Linear(*ends), nn.Tanh())]
-    return nn.Sequential(*layers[:-1])
+def mlp(num_inputs, num_outputs):
+    """Two layers of 64 tanh units and a linear head."""
+    return nn.Sequential(nn.Linear(num_inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(),
+                         nn.Linear(64, num_outputs))  # fmt: skip
+
+
+def layer_init(layer, gain):
+    """Give a layer orthogonal weights and zero biases."""
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
 
 
 class RunningMoments(nn.Module):
@@ -210,6 +230,10 @@ class RunningMoments(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+
+    @property
+    def std(self):
+        return (self.var + 1e-8).sqrt()
 
     def add(self, samples):
         """Take in samples (B, *shape), merging the moments of two sets (Chan et al. 1979)."""
@@ -222,37 +246,30 @@ class RunningMoments(nn.Module):
         self.count.copy_(total)
 
 
-def select(x, indices):
-    """Some rows of a tensor; of a policy π(·|s), some of its states."""
-    if isinstance(x, torch.Tensor):
-        return x[indices]
-    if isinstance(x, Categorical):
-        return Categorical(logits=x.logits[indices], validate_args=False)
-    normal = Normal(x.base_dist.loc[indices], x.base_dist.scale[indices], validate_args=False)
-    return Independent(normal, 1, validate_args=False)
-
-
 # ------------------------------------------------------------------------------------- Rollout
 
 
 def make_batch(num_steps, envs):
-    """Storage for one rollout, reused in every iteration: fields of shape (T, N), unless noted."""
-    shape = (num_steps, len(envs.obs))
-    dtype = torch.int64 if isinstance(envs.action_space, Discrete) else torch.float32
+    """Storage for one rollout, reused in every iteration: tensors (T, N), unless noted."""
+    obs_shape, action_space = envs.single_observation_space.shape, envs.single_action_space
+    dtype = torch.int64 if isinstance(action_space, Discrete) else torch.float32
+    num_envs, shape = envs.num_envs, (num_steps, envs.num_envs)
     return SimpleNamespace(
-        raw_obs=torch.zeros(num_steps, *envs.obs.shape, dtype=torch.float64),  # (T, N, obs size)
-        obs=None,  # (T·N, observation size), normalised
-        actions=torch.zeros(*shape, *envs.action_space.shape, dtype=dtype),  # (T, N[, action size])
-        pi_old=None,  # π_θold(·|s) of T·N states
-        log_probs=None,  # (T·N,), log π_θold(a|s)
-        values=torch.zeros(num_steps + 1, len(envs.obs)),  # V(s_0), ..., V(s_T)
+        raw_obs=torch.zeros(num_steps + 1, num_envs, *obs_shape).double(),  # s_0, ..., s_T
+        next_obs=torch.zeros(*shape, *obs_shape).double(),  # raw, what step t led to; see `rollout`
+        actions=torch.zeros(*shape, *action_space.shape, dtype=dtype),  # (T, N[, action size])
         rewards=torch.zeros(shape),
-        discounted_returns=torch.zeros(shape, dtype=torch.float64),  # r_t + γ r_{t-1} + ...
-        terminated=torch.zeros(shape),
-        truncated=torch.zeros(shape),
-        final_values=torch.zeros(shape),  # where truncated: V of the episode's last observation
-        advantages=None,  # (T, N), Â_t
-        targets=None,  # (T, N), V^targ_t
+        terminated=torch.zeros(shape),  # 1 where the episode ended
+        truncated=torch.zeros(shape),  # 1 where a time limit cut it off
+        discounted_return=np.zeros(num_envs),  # (N,), of the episodes that go on; `scale_rewards`
+        # of the whole rollout at once, once it is over:
+        obs=None,  # (T, N, observation size), normalised
+        pi_old=None,  # (T, N, ...), the parameters of π_θold(·|s_t)
+        log_probs=None,  # log π_θold(a_t|s_t)
+        values=None,  # V(s_t)
+        next_values=None,  # V of what step t led to
+        advantages=None,  # Â_t
+        targets=None,  # V^targ_t
     )
 
 
@@ -260,52 +277,53 @@ def make_batch(num_steps, envs):
 def rollout(envs, net, batch):
     """Run π_θold for T timesteps in N environments, filling `batch` (PPO's Algorithm 1, line 3).
 
-    Returns (t, return, length) of each episode that finished at step t = 0, ..., T - 1.
+    Returns (t, return, length) of each episode that ended at step t = 0, ..., T - 1.
     """
-    num_steps, episodes, cut = len(batch.rewards), [], []
+    num_steps, episodes = len(batch.rewards), []
     tensors = {name: x for name, x in vars(batch).items() if torch.is_tensor(x)}
     b = SimpleNamespace(**{name: x.numpy() for name, x in tensors.items()})  # same memory, faster
-    policy = numpy_policy(net, num_steps, len(envs.obs))  # samples π_θold; faster than torch
+    policy = make_policy(net, num_steps, envs.num_envs)
+    b.raw_obs[0] = b.raw_obs[-1]  # go on where the last rollout ended
     for t in range(num_steps):
-        b.raw_obs[t], b.actions[t] = envs.obs, policy(t, envs.obs)
-        b.rewards[t], b.terminated[t], b.truncated[t], final_obs, finished = envs.step(b.actions[t])
-        b.discounted_returns[t] = envs.discounted_returns
-        cut += [(t, n, obs) for n, obs in final_obs]
-        episodes += [(t, *episode) for episode in finished]
+        b.actions[t] = policy(t, b.raw_obs[t])
+        obs, b.rewards[t], b.terminated[t], b.truncated[t], info = envs.step(b.actions[t])
+        b.raw_obs[t + 1] = b.next_obs[t] = obs
+        for n in np.flatnonzero(b.terminated[t] + b.truncated[t]):  # obs[n] begins a new episode
+            b.next_obs[t, n] = info["final_obs"][n]
+            episode = info["final_info"]["episode"]
+            episodes.append((t, float(episode["r"][n]), int(episode["l"][n])))
+    check_finite(observation=b.raw_obs, next_observation=b.next_obs, reward=b.rewards)
 
-    # log-probs and values of the whole rollout, in one batch: much faster, same up to rounding
-    batch.obs = net.normalise(batch.raw_obs.flatten(0, 1))  # (T·N, observation size)
-    batch.pi_old, values = net(batch.obs)
-    batch.log_probs = batch.pi_old.log_prob(batch.actions.flatten(0, 1))  # (T·N,)
-    batch.values[:-1] = values.view(num_steps, -1)
-    batch.values[-1] = net.critic(net.normalise(torch.from_numpy(envs.obs))).squeeze(-1)
-    for t, n, obs in cut:  # not in the paper: at a time limit, bootstrap from V
-        batch.final_values[t, n] = net.critic(net.normalise(torch.from_numpy(obs))).squeeze(-1)
+    batch.obs = net.normalise(batch.raw_obs[:-1])
+    batch.pi_old = net.pi_params(batch.obs)
+    batch.log_probs = net.distribution(batch.pi_old).log_prob(batch.actions)
+    batch.values = net.value(batch.obs)
+    # not in the paper: at a time limit, bootstrap from V
+    batch.next_values = net.value(net.normalise(batch.next_obs))
     return episodes
 
 
-def numpy_policy(net, num_steps, num_envs):
-    """π_θ in numpy, since torch takes five times as long for a single observation.
+def make_policy(net, num_steps, num_envs):
+    """π_θ as a function policy(t, raw_obs) -> actions, on arrays (N, ...); t = 0, ..., T - 1.
 
-    Returns policy(t, obs), which samples actions for raw obs (N, observation size) with the noise
-    of step t = 0, ..., T - 1.
+    In numpy, and with all noise drawn at once: torch takes twice as long for one observation.
     """
     linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
-    *hidden, head = [(m.weight.detach().T.numpy(), m.bias.detach().numpy()) for m in linear]
-    mean, std = net.obs_moments.mean.numpy(), (net.obs_moments.var + 1e-8).sqrt().numpy()
-    noise = torch.empty(num_steps, num_envs, len(head[1]))
-    if net.log_std is None:
+    *hidden, head = [(m.weight.T.numpy(), m.bias.numpy()) for m in linear]
+    mean, std = net.obs_moments.mean.numpy(), net.obs_moments.std.numpy()
+    noise = torch.empty(num_steps, num_envs, net.num_outputs)
+    if net.discrete:
         noise = noise.exponential_().log().neg().numpy()  # Gumbel's: argmax(logits + noise) ~ π
     else:
-        noise = (noise.normal_() * net.log_std.detach().exp()).numpy()
+        noise = (noise.normal_() * net.log_std.exp()).numpy()
 
-    def policy(t, obs):
-        x = ((obs - mean) / std).clip(-10, 10) if net.norm_obs else obs
+    def policy(t, raw_obs):
+        x = ((raw_obs - mean) / std).clip(-10, 10) if net.norm_obs else raw_obs
         x = x.astype(np.float32)
         for weight, bias in hidden:
             x = np.tanh(x @ weight + bias)
         out = x @ head[0] + head[1] + noise[t]
-        return out.argmax(-1) if net.log_std is None else out
+        return out.argmax(-1) if net.discrete else out
 
     return policy
 
@@ -316,12 +334,12 @@ def numpy_policy(net, num_steps, num_envs):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the state that step t led to, before any reset; unused where the step
-    terminated, as nothing follows. Where it was truncated (a time limit), it stands for what would
-    have followed. Both end the sum of Eq. 11 (its last exponent, printed T−t+1, should be T−t−1).
+    next_values[t] is V of the state that step t led to, before any reset. After a terminal step
+    nothing follows, and it is not used; at a time limit (truncated) it stands for what would have
+    followed. Both end the sum of Eq. 11 (its last exponent, printed T−t+1, should be T−t−1).
     """
+    # the factors (1 - ...): not in the PPO paper, where no episode ends
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
-    # the factors (1 - ...), above too: not in the paper (PPO's), where no episode ends
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
     advantage = torch.zeros_like(rewards[0])
@@ -333,75 +351,80 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 def estimate_advantages(batch, gamma, gae_lambda):
     """Fill in a rollout's advantages Â_t and value targets V^targ_t."""
-    values = batch.values.to(batch.rewards.device)  # in ppo_atari V may be on a GPU
-    next_values = torch.where(batch.truncated.bool(), batch.final_values, values[1:])
-    batch.advantages = gae(batch.rewards, values[:-1], next_values, batch.terminated,
+    batch.advantages = gae(batch.rewards, batch.values, batch.next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
-    batch.targets = batch.advantages + values[:-1]  # V^targ; the PPO paper leaves it open
+    batch.targets = batch.advantages + batch.values  # V^targ; the PPO paper leaves it open
 
 
 def standardise(advantages):
     """Shift and scale to mean 0 and std 1. Not in the paper: Baselines' (--norm-adv none)"""
-    advantages = advantages - advantages.mean()
-    return advantages / (advantages.square().mean().sqrt() + 1e-8)
+    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
-def scale_rewards(batch, moments):
+def scale_rewards(batch, moments, gamma):
     """Divide a rollout's rewards by the std of all discounted returns so far; clip them at ±10.
 
-    Not in the paper: ppo2's scaling (--no-norm-reward), here once a rollout, not at every step
+    A discounted return is r_t + γ r_{t-1} + γ² r_{t-2} + ... within an episode. Not in the paper:
+    ppo2's scaling (--no-norm-reward), here once a rollout, not at every step.
     """
-    moments.add(batch.discounted_returns.flatten())
-    batch.rewards.div_((moments.var + 1e-8).sqrt()).clamp_(-10, 10)
+    rewards, returns = batch.rewards.numpy(), np.zeros(batch.rewards.shape)
+    going_on = ((1 - batch.terminated) * (1 - batch.truncated)).numpy()
+    for t in range(len(rewards)):
+        returns[t] = rewards[t] + gamma * batch.discounted_return
+        batch.discounted_return = returns[t] * going_on[t]
+    moments.add(torch.from_numpy(returns).flatten())
+    batch.rewards.div_(moments.std).clamp_(-10, 10)
 
 
 # -------------------------------------------------------------------------------------- Update
 
 
-def surrogate(objective, ratio, advantages, kl, clip_eps, beta):
-    """The policy's objective, sample by sample: (B,), as are ratio, advantages and Eq. 8's kl."""
-    l_cpi = ratio * advantages  # Eq. 6
-    if objective == "clip":
-        return torch.min(l_cpi, ratio.clamp(1 - clip_eps, 1 + clip_eps) * advantages)  # Eq. 7
-    if objective == "none":
-        return l_cpi
-    return l_cpi - beta * kl  # Eq. 8
+def ppo_loss(net, obs, actions, pi_old, log_probs, advantages, targets, clip_eps, beta, args):
+    """Minus the objective of Eq. 9 on a minibatch, and the minibatch's statistics.
+
+    The tensors have M rows; pi_old and log_probs, log π(a|s), are those of π_θold.
+    """
+    if args.norm_adv == "minibatch":  # not in the paper (--norm-adv none)
+        advantages = standardise(advantages)
+
+    pi, values = net.pi(obs), net.value(obs)
+    log_ratio = pi.log_prob(actions) - log_probs
+    ratio = log_ratio.exp()  # r_t(θ) = π_θ(a|s) / π_θold(a|s)
+    l_policy = ratio * advantages  # L^CPI, Eq. 6
+    if args.objective == "clip":
+        clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
+        l_policy = torch.min(ratio * advantages, clipped * advantages)  # L^CLIP, Eq. 7
+    elif args.objective != "none":
+        kl = kl_divergence(net.distribution(pi_old), pi)
+        l_policy = ratio * advantages - beta * kl  # L^KLPEN, Eq. 8
+    l_policy = l_policy.mean()
+    l_vf = (values - targets).square().mean()  # without ½, as in the paper
+    entropy = pi.entropy().mean()  # S[π_θ]
+    # Sec. 6.1: nothing is shared, so c1 matters only through Adam's ε and --max-grad-norm
+    l_total = l_policy - args.vf_coef * l_vf + args.ent_coef * entropy  # Eq. 9
+
+    # KL(π_θold ‖ π_θ), estimated as k3 of joschu.net/blog/kl-approx
+    approx_kl = (ratio - 1 - log_ratio).mean()
+    clip_fraction = ((ratio - 1).abs() > clip_eps).float().mean()
+    stats = {"policy_loss": -l_policy, "value_loss": l_vf, "entropy": entropy,
+             "approx_kl": approx_kl, "clip_fraction": clip_fraction}  # fmt: skip
+    return -l_total, {name: x.detach() for name, x in stats.items()}
 
 
 class Penalty(nn.Module):
-    """β of Eq. 8, in a buffer for the checkpoints, and its adaptation after an update (Sec. 4)."""
+    """β of Eq. 8, in a buffer, so that checkpoints hold it."""
 
     def __init__(self, beta):
         super().__init__()
         self.register_buffer("beta", torch.tensor(beta))
 
     def adapt(self, kl, kl_target):
+        """Sec. 4, after an update that moved π by this KL: the β to use in the next."""
         if kl < kl_target / 1.5:
             self.beta /= 2
         elif kl > kl_target * 1.5:
             self.beta *= 2
         self.beta.clamp_(1e-12, 1e12)  # not in the paper: float32 would end at 0 or infinity
-
-
-def ppo_loss(pi, values, minibatch, objective, clip_eps, beta, vf_coef, ent_coef, norm_adv):
-    """Minus the objective of Eq. 9 on a minibatch, with `surrogate` for its L^CLIP.
-
-    pi and values (M,) are those of θ; `minibatch` has actions and their log_probs, advantages and
-    value targets, and for a penalty pi_old, π_θold.
-    """
-    advantages = minibatch.advantages
-    if norm_adv == "minibatch":  # not in the paper (--norm-adv none)
-        advantages = standardise(advantages)
-
-    ratio = (pi.log_prob(minibatch.actions) - minibatch.log_probs).exp()  # r_t(θ), Eq. 6
-    kl = kl_divergence(minibatch.pi_old, pi) if objective.startswith("kl") else None
-    l_policy = surrogate(objective, ratio, advantages, kl, clip_eps, beta).mean()
-    l_vf = (values - minibatch.targets).square().mean()  # without ½, as in the paper
-
-    entropy = pi.entropy().mean() if ent_coef else 0.0  # S[π_θ], if used
-    # Sec. 6.1: nothing is shared, so c1 matters only through Adam's ε and --max-grad-norm
-    l_total = l_policy - vf_coef * l_vf + ent_coef * entropy  # Eq. 9
-    return -l_total
 
 
 def anneal(args, iteration):
@@ -414,81 +437,61 @@ def anneal(args, iteration):
     return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
 
 
-def compute_gradients(net, minibatch, clip_eps, beta, args):
-    """Backpropagate `ppo_loss` and clip the gradient's norm. Returns the norm before clipping."""
-    pi, values = net(minibatch.obs)
-    minus_objective = ppo_loss(pi, values, minibatch, args.objective, clip_eps, beta, args.vf_coef,
-                               args.ent_coef, args.norm_adv)  # fmt: skip
-    minus_objective.backward()
+def compute_gradients(net, samples, indices, clip_eps, beta, args):
+    """Backpropagate `ppo_loss` on some samples. Returns its statistics."""
+    minibatch = {name: x[indices] for name, x in samples.items()}
+    loss, stats = ppo_loss(net, **minibatch, clip_eps=clip_eps, beta=beta, args=args)
+    loss.backward()
     # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
-    return nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
+    grad_norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
+    return stats | {"grad_norm": grad_norm}
 
 
-@torch.no_grad()
-def diagnose(net, samples, clip_eps, beta, args):
-    """How far θ is from θ_old, how well V fits, over all samples (ppo_atari: by minibatch)."""
-    pi, values = net(samples.obs)
-    ratio = (pi.log_prob(samples.actions) - samples.log_probs).exp()
-    kl = kl_divergence(samples.pi_old, pi)  # KL(π_θold ‖ π_θ), exact; its mean is d of Sec. 4
-    advantages = samples.advantages
-    if args.norm_adv == "minibatch":
-        advantages = standardise(advantages)
-    l_policy = surrogate(args.objective, ratio, advantages, kl, clip_eps, beta)
-    return {
-        "kl": kl.mean().item(),
-        "clip_fraction": ((ratio - 1).abs() > clip_eps).float().mean().item(),
-        "policy_loss": -l_policy.mean().item(),
-        "value_loss": (values - samples.targets).square().mean().item(),
-        "entropy": pi.entropy().mean().item(),
-    }
+def compile_gradients(net):
+    """`compute_gradients` as one compiled program."""
+    torch._dynamo.config.trace_autograd_ops = True  # loss.backward() too
+    print("compiling, which takes about a minute (--no-compile begins at once)", flush=True)
+    pi = net.pi(torch.zeros(1, len(net.obs_moments.mean)))
+    kl_divergence(pi, pi)  # caches the formula for its type: the lookup cannot be compiled
+    return torch.compile(compute_gradients, fullgraph=True, dynamic=False)
 
 
-def update(set_gradients, net, optimizer, batch, learning_rate, clip_eps, beta, args):
+def update(gradients, net, optimizer, batch, learning_rate, clip_eps, beta, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    set_gradients: `compute_gradients`, compiled or not. Returns the scalars to log; raises
-    FloatingPointError if one of `diagnose`'s, or the gradient's or weights' norm, is not finite.
+    gradients: `compute_gradients`, compiled or not. Returns the scalars to log: the statistics of
+    `ppo_loss` averaged over the minibatches, and what is measured after the update. Raises
+    FloatingPointError if one is not finite.
     """
-    samples = {
-        "obs": batch.obs,
-        "actions": batch.actions.flatten(0, 1),  # (T, N, ...) -> (T·N, ...)
-        "log_probs": batch.log_probs,
-        "advantages": batch.advantages.flatten(),
-        "targets": batch.targets.flatten(),
-        "pi_old": batch.pi_old,
-    }
+    names = ("obs", "actions", "pi_old", "log_probs", "advantages", "targets")
+    samples = {name: getattr(batch, name).flatten(0, 1) for name in names}  # (T·N, ...)
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples["advantages"] = standardise(samples["advantages"])
     optimizer.param_groups[0]["lr"] = learning_rate
-    clip_eps = torch.tensor(clip_eps)  # a tensor, as a float's change would recompile
-    whole = SimpleNamespace(**samples)
-    if not args.objective.startswith("kl"):
-        del samples["pi_old"]  # in a minibatch only Eq. 8 needs it
-    grad_norms = []
+    clip_eps = torch.tensor(clip_eps)  # a changing float would be recompiled
+    minibatch_stats = []
     for _ in range(args.num_epochs):
-        order = torch.randperm(len(batch.obs))
-        shuffled = {name: select(x, order) for name, x in samples.items()}  # then only sliced
-        for start in range(0, len(order), args.minibatch_size):
-            part = slice(start, start + args.minibatch_size)
-            minibatch = SimpleNamespace(**{name: select(x, part) for name, x in shuffled.items()})
+        for indices in torch.randperm(args.batch_size).split(args.minibatch_size):
             optimizer.zero_grad()
-            grad_norms.append(set_gradients(net, minibatch, clip_eps, beta, args))  # ∇ of ppo_loss
+            stats = gradients(net, samples, indices, clip_eps, beta, args)
             optimizer.step()
-        if args.target_kl:  # not in the paper: like Spinning Up's early stop, off by default
-            kl = diagnose(net, whole, clip_eps, beta, args)["kl"]
-            if kl > 1.5 * args.target_kl:
-                break
-    stats = diagnose(net, whole, clip_eps, beta, args)
-    stats["grad_norm"] = torch.stack(grad_norms).mean().item()
-    stats["weight_norm"] = nn.utils.get_total_norm(list(net.parameters())).item()
-    for name, value in stats.items():
-        if not isfinite(value):
-            raise FloatingPointError(f"{name} is {value}")
-    if args.objective.startswith("kl"):
-        stats["beta"] = beta.item()
+            minibatch_stats.append(torch.stack(list(stats.values())))
+        # not in the paper: Spinning Up's early stop (--target-kl 0)
+        if args.target_kl and mean_kl(net, batch) > 1.5 * args.target_kl:
+            break
+    stats = dict(zip(stats, torch.stack(minibatch_stats).mean(0).tolist(), strict=True))
+    stats["kl"] = mean_kl(net, batch)
+    check_finite(**stats)
     # Â = V^targ − V is what V leaves unexplained
-    unexplained = batch.advantages.var(correction=0) / batch.targets.var(correction=0)
-    return stats | {"explained_variance": 1 - unexplained.item(), "learning_rate": learning_rate}
+    unexplained = (batch.advantages.var() / batch.targets.var()).item()
+    return stats | {"explained_variance": 1 - unexplained, "learning_rate": learning_rate,
+                    "beta": beta.item()}  # fmt: skip
+
+
+@torch.no_grad()
+def mean_kl(net, batch):
+    """KL(π_θold ‖ π_θ), exact, averaged over a rollout's states: d of Sec. 4."""
+    return kl_divergence(net.distribution(batch.pi_old), net.pi(batch.obs)).mean().item()
 
 
 # ============ The paper's part ends here. What follows runs the environments and keeps records.
@@ -496,72 +499,67 @@ def update(set_gradients, net, optimizer, batch, learning_rate, clip_eps, beta, 
 # --------------------------------------------------------------------------------- Environment
 
 
-class Environments:
-    """N environments, stepped one after the other; one whose episode ends starts anew at once.
+def make_envs(args):
+    """N environments. One whose episode ends begins the next within the same step: its last
+    observation is in info["final_obs"], its return and length in info["final_info"]."""
+    makers = [lambda: make_env(args)] * args.num_envs
+    return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
 
-    obs:                (N, observation size), what the agents see now
-    discounted_returns: (N,), r_t + γ r_{t-1} + γ² r_{t-2} + ... back to the episode's beginning
-    """
 
-    def __init__(self, env_id, num_envs, gamma, clip_actions=True, **rendering):
-        try:
-            self.envs = [gym.make(env_id, disable_env_checker=True, **rendering)
-                         for _ in range(num_envs)]  # fmt: skip
-        except Exception as e:  # unknown, or whatever its maker meets
-            fail(f"--env-id {env_id}: {e} (need a task like HalfCheetah-v5; Atari: ppo_atari.py)")
-        obs, actions = self.envs[0].observation_space, self.envs[0].action_space
-        if not (isinstance(obs, Box) and len(obs.shape) == 1):
-            fail(f"--env-id {env_id}: observes {obs}; need a Box of one dimension (Atari: "
-                 f"ppo_atari.py)")  # fmt: skip
-        floats = isinstance(actions, Box) and np.issubdtype(actions.dtype, np.floating)
-        if not (isinstance(actions, Discrete) or floats and len(actions.shape) == 1):
-            fail(f"--env-id {env_id}: acts by {actions}; need Discrete, or a Box of floats of "
-                 f"one dimension")  # fmt: skip
-        self.action_space, self.gamma, self.clip_actions = actions, gamma, clip_actions
-        self.obs = np.zeros((num_envs, *obs.shape))
+def make_env(args, **rendering):
+    """One environment that takes the policy's actions and records its episodes."""
+    try:
+        env = gym.make(args.env_id, **rendering)
+    except (gym.error.Error, ImportError) as e:
+        sys.exit(f"--env-id {args.env_id}: {e} (Atari games: ppo_atari.py)")
+    obs, actions = env.observation_space, env.action_space
+    if not (isinstance(obs, Box) and len(obs.shape) == 1):
+        sys.exit(f"--env-id {args.env_id}: observes {obs}; need a Box of one dimension "
+                 "(Atari games: ppo_atari.py)")  # fmt: skip
+    floats = isinstance(actions, Box) and np.issubdtype(actions.dtype, np.floating)
+    if not (isinstance(actions, Discrete) or floats and len(actions.shape) == 1):
+        sys.exit(f"--env-id {args.env_id}: acts by {actions}; need Discrete, or a Box of floats "
+                 "of one dimension")  # fmt: skip
+    return RecordEpisodeStatistics(PolicyActions(env, args.clip_actions))
 
-    def reset(self, seed):
-        """Start N new episodes, deterministic given `seed` (an int) and the actions."""
-        for n, env in enumerate(self.envs):
-            self.obs[n], _ = env.reset(seed=derive_seed(seed, n))
-        self._check(self.obs)
-        self.returns, self.discounted_returns = np.zeros((2, len(self.envs)))
-        self.lengths, self.ended = np.zeros(len(self.envs), int), np.zeros(len(self.envs), bool)
 
-    def step(self, actions):
-        """Step every environment with actions (N,) or (N, action size).
+class PolicyActions(gym.Wrapper):
+    """Takes actions as the policy gives them: any float32 for a Box, from 0 on for Discrete."""
 
-        Returns (N,) rewards; (N,) terminated; (N,) truncated, the time limit met; a list of (n,
-        last observation) of those truncated; and a list of the finished episodes' (return,
-        length). Raises FloatingPointError for an observation or reward that is not finite.
-        """
-        if isinstance(self.action_space, Discrete):
-            actions = (actions + self.action_space.start).tolist()
-        elif self.clip_actions:
-            # not in the paper: as in Baselines, and not in log π(a|s) (--no-clip-actions)
-            actions = actions.clip(self.action_space.low, self.action_space.high)
-        rewards = np.zeros(len(actions))
-        terminated, truncated = np.zeros((2, len(actions)), dtype=bool)
-        final_obs, finished = [], []
-        for n, env in enumerate(self.envs):
-            self.obs[n], rewards[n], terminated[n], truncated[n], _ = env.step(actions[n])
-        self._check(rewards, self.obs)  # before a reset hides it
-        self.returns += rewards
-        self.lengths += 1
-        self.discounted_returns = self.discounted_returns * (self.gamma * ~self.ended) + rewards
-        self.ended = terminated | truncated
-        for n in np.flatnonzero(self.ended).tolist():
-            finished.append((self.returns[n].item(), self.lengths[n].item()))
-            self.returns[n] = self.lengths[n] = 0
-            if truncated[n]:
-                final_obs.append((n, self.obs[n].copy()))
-            self.obs[n], _ = self.envs[n].reset()
-            self._check(self.obs[n])
-        return rewards, terminated, truncated, final_obs, finished
+    def __init__(self, env, clip_actions):
+        super().__init__(env)
+        self.space, self.clip_actions = env.action_space, clip_actions
 
-    def _check(self, *seen):
-        if not all(np.isfinite(x).all() for x in seen):
-            raise FloatingPointError(f"the environment gave {' and '.join(map(str, seen))}")
+    def reset(self, **kwargs):
+        obs, _ = self.env.reset(**kwargs)
+        return self.checked(obs), {}
+
+    def step(self, action):
+        if isinstance(self.space, Discrete):
+            action = self.space.start + action
+        else:
+            if self.clip_actions:  # not in the paper: from Baselines (--no-clip-actions)
+                action = action.clip(self.space.low, self.space.high)
+            action = action.astype(self.space.dtype)
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        if np.ndim(reward):
+            raise ValueError(f"the task's reward must be one number; it is {reward}")
+        return self.checked(obs), reward, terminated, truncated, {}  # other infos cost time
+
+    def checked(self, obs):
+        obs = np.array(obs)  # a copy: some tasks change theirs in place
+        if obs.shape != self.observation_space.shape:
+            raise ValueError(f"the task's observation must be of the shape "
+                             f"{self.observation_space.shape}; it is {obs}")  # fmt: skip
+        return obs
+
+
+def check_finite(**values):
+    """Raise FloatingPointError if one of these numbers or arrays is not finite."""
+    for name, value in values.items():
+        value = np.asarray(value)
+        if not np.isfinite(value).all():
+            raise FloatingPointError(f"{name} is {value[~np.isfinite(value)][0]}")
 
 
 # ------------------------------------------------------------------------------------- Records
@@ -574,139 +572,112 @@ PUBLISHED_SCORES = {  # Baselines' PPO, the mean of 6 seeds; the paper has only 
 
 
 class Run(AbstractContextManager):
-    """A run in its directory: config.json, episodes.csv, TensorBoard's events, checkpoint.pt,
-    best.pt, learning_curve.png. As a context manager it reports in one line how the run ended.
+    """A run and its directory: config.json, episodes.csv, TensorBoard's events, checkpoint.pt,
+    best.pt, learning_curve.png. To be used in a `with` statement, which saves it at the end.
 
-    learned:       {name: what training changes}, each with a state_dict(), among them "net"
-    episodes:      (step, return, length, seconds) of each finished episode; step: where it ended
-    at_checkpoint: whether the run was saved just now; all that is random then starts from `seed`
+    learned:   {name: what training changes}, each with a state_dict(), among them "net"
+    iteration: where to begin, 0 in a new run; seed: for all that is random from there on
+    episodes:  (step, return, length, seconds) of each finished episode; step: where it ended
+    stop:      the number of the signal that asked to stop, SIGINT (Ctrl-C) or SIGTERM; else 0
     """
 
     def __init__(self, args, checkpoint, **learned):
-        self.args, self.learned, self.run_dir = args, learned, Path(args.run_dir)
-        self.run_dir.mkdir(parents=True, exist_ok=checkpoint is not None)
-        names = ("step", "episodes", "best", "seconds")
-        start = restore(checkpoint, *names, **learned) if checkpoint else (0, [], -inf, 0.0)
-        self.step, self.episodes, self.best, seconds = start
-        self.saved = self.step  # where --resume would go on
-        self.last_time = self.last_picture = time.time()
-        self.started = self.last_time - seconds
+        self.args, self.learned, self.stop = args, learned, 0
+        start = checkpoint or {"step": 0, "episodes": [], "best": -inf, "seconds": 0.0}
+        self.step, self.episodes, self.best = start["step"], start["episodes"], start["best"]
+        for name, part in learned.items() if checkpoint else ():
+            part.load_state_dict(checkpoint[name])
+        self.iteration = self.step // args.batch_size
+        self.seed = derive_seed(args.seed, self.iteration)  # a resumed run plays other episodes
+        self.last_log = self.last_save = time.time()
+        self.started = self.last_log - start["seconds"]
 
+        name = f"{Path(SCRIPT).stem}-{args.env_id}-seed{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+        args.run_dir = args.run_dir or "runs/" + name.replace("/", "-").replace(":", "-")
+        self.dir = Path(args.run_dir)
+        if self.dir.exists() and not checkpoint:
+            sys.exit(f"--run-dir {self.dir}: exists; name a new one, or --resume this one")
+        self.dir.mkdir(parents=True, exist_ok=True)
         device = next(learned["net"].parameters()).device
-        libraries = ("torch", "gymnasium", "ale_py", "mujoco", "Box2D", "numpy", "matplotlib")
+        libraries = ("torch", "gymnasium", "ale_py", "mujoco", "Box2D", "numpy")
         config = {
             "script": SCRIPT,
             "sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
             "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
             "versions": {n: sys.modules[n].__version__ for n in libraries if n in sys.modules},
-            "settings": vars(args),
+            "settings": asdict(args),
         }
-        write_whole(self.run_dir / "config.json", json.dumps(config, indent=2).encode())
-        self.csv = open(self.run_dir / "episodes.csv", "w")  # noqa: SIM115
-        self._write([("step", "return", "length", "seconds"), *self.episodes])
-        # not SummaryWriter, whose thread would report a full disk on its own
-        events = self.run_dir / f"events.out.tfevents.{time.time_ns()}"
-        self.events = RecordWriter(open(events, "xb"))  # noqa: SIM115
-        self.events.write(Event(file_version="brain.Event:2").SerializeToString())
-        restart = Event(step=self.step + 1, session_log=SessionLog(status=SessionLog.START))
-        self.events.write(restart.SerializeToString())  # TensorBoard drops repeated steps
-        num_weights = sum(p.numel() for p in learned["net"].parameters())
-        print(f"{args.env_id}: {num_weights:,} weights; {args.num_iterations} iterations of "
-              f"{args.num_envs} actors × {args.num_steps} steps, a checkpoint every "
-              f"{args.checkpoint_every}; {device}, {args.threads} threads; "
-              f"{args.run_dir}")  # fmt: skip
-        lines = {"mininterval": 30, "maxinterval": 30, "bar_format": "{percentage:.0f}%{r_bar}\n"}
-        style = {} if sys.stdout.isatty() else lines  # without a terminal, a line now and then
+        (self.dir / "config.json").write_text(json.dumps(config, indent=2))
+        self.csv = open(self.dir / "episodes.csv", "w")  # noqa: SIM115
+        self.write_rows([("step", "return", "length", "seconds"), *self.episodes])
+        self.tensorboard = SummaryWriter(self.dir, purge_step=self.step + 1)
+        print(f"{args.env_id}: {args.num_iterations} iterations of {args.num_envs} actors × "
+              f"{args.num_steps} steps on {device}; records in {self.dir}", flush=True)  # fmt: skip
+        style = {"ncols": 80, "bar_format": "{l_bar}{bar}{r_bar}"}
+        if not sys.stderr.isatty():  # in a file: a line every 30 seconds
+            style = {"mininterval": 30, "bar_format": "{desc}: {percentage:.0f}% {r_bar}\n"}
         self.bar = tqdm(total=args.num_iterations * args.batch_size, initial=self.step,
-                        unit=" steps", file=sys.stdout, **style)  # fmt: skip
+                        unit="step", unit_scale=True, **style)  # fmt: skip
+        self.handlers = {
+            s: signal.signal(s, self.on_signal) for s in (signal.SIGINT, signal.SIGTERM)
+        }
 
-    def __exit__(self, kind, error, _):
-        for end in (self.bar.close, self.csv.close, self.events.close):
-            with suppress(OSError):  # a full disk, reported below
-                end()
-        if kind is None:
-            print(f"finished: {self.step:,} steps, mean of the last 100 episodes {self.score:.1f}, "
-                  f"{(time.time() - self.started) / 60:.0f} min, {self.run_dir}")  # fmt: skip
-        elif kind is KeyboardInterrupt:
-            print(f"interrupted at step {self.step:,}; --resume {self.run_dir} goes on from step "
-                  f"{self.saved:,}", file=sys.stderr)  # fmt: skip
-            with suppress(OSError):
-                self.draw()
-            raise SystemExit(130)
-        elif issubclass(kind, (FloatingPointError, OSError)):
-            fail(f"iteration {self.step // self.args.batch_size + 1}: {error}; any checkpoint in "
-                 f"{self.run_dir} is intact", 1)  # fmt: skip
-
-    def iterations(self):
-        """Yield the iterations' numbers, from 0 or the checkpoint's on, saving now and then.
-
-        At every checkpoint all that is random is seeded anew, also in a run that goes on: so a
-        resumed run is the uninterrupted run, bit for bit.
-        """
-        first = self.step // self.args.batch_size
-        for iteration in range(first, self.args.num_iterations):
-            if self.reached(self.args.goal_score):
-                break
-            self.at_checkpoint = iteration == first or iteration % self.args.checkpoint_every == 0
-            if self.at_checkpoint:
-                self.save()
-                self.seed = derive_seed(self.args.seed, iteration)
-                torch.manual_seed(self.seed)
-            yield iteration
-        self.save()
-        self.draw()
+    def on_signal(self, number, frame):
+        """Have the run stop after this iteration; a second Ctrl-C ends it at once."""
+        self.stop = number
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once\n")
 
     @property
     def score(self):
-        """Mean return of the last 100 episodes (fewer at first), the PPO paper's measure."""
+        """Mean return of the last 100 episodes (of all, if fewer), the PPO paper's measure."""
         return float(np.mean([row[1] for row in self.episodes[-100:]] or nan))
 
-    def reached(self, goal):
-        """Whether 100 episodes have finished and the last 100 average at least `goal`."""
-        return goal is not None and len(self.episodes) >= 100 and self.score >= goal
-
     def log(self, episodes, stats):
-        """Record an iteration: (t, return, length) of episodes that ended in it, and scalars."""
-        now, step, num_envs = time.time(), self.step + self.args.batch_size, self.args.num_envs
-        seconds = round(now - self.started, 1)
-        rows = [(self.step + (t + 1) * num_envs, *rest, seconds) for t, *rest in episodes]
+        """Record an iteration: (t, return, length) of the episodes that ended in it, and scalars.
+
+        Saves the run once a minute. Returns whether --goal-score is reached.
+        """
+        args, now = self.args, time.time()
+        rows = [(self.step + (t + 1) * args.num_envs, *episode, round(now - self.started, 1))
+                for t, *episode in episodes]  # fmt: skip
+        self.step += args.batch_size
         self.episodes += rows
-        self._write(rows)
-        if episodes and self.reached(self.best):
+        self.write_rows(rows)
+        enough = len(self.episodes) >= 100
+        if enough and self.score > self.best:
             self.best = self.score
-            self._save("best.pt", net=self.learned["net"].state_dict(), step=step)
+            self.write("best.pt", net=self.learned["net"].state_dict())
+        stats |= {"score": self.score, "steps_per_second": args.batch_size / (now - self.last_log)}
+        for name, value in stats.items():
+            self.tensorboard.add_scalar(name, value, self.step)
+        text = f"score {self.score:.5g}, episode {len(self.episodes)}"
+        self.bar.set_description_str(text, refresh=False)
+        self.bar.update(args.batch_size)
+        self.last_log = now
+        if now - self.last_save > 60:
+            self.save()
+        goal = inf if args.goal_score is None else args.goal_score
+        return enough and self.score >= goal
 
-        stats["steps_per_second"] = (step - self.step) / (now - self.last_time)
-        if self.episodes:
-            stats["score"] = self.score
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in stats.items()]
-        event = Event(wall_time=now, step=step, summary=Summary(value=values))
-        self.events.write(event.SerializeToString())
-        self.events.flush()
-        text = f"episode {len(self.episodes)}, mean of last 100: {self.score:.1f}"
-        self.bar.set_postfix_str(text, refresh=False)
-        self.bar.update(step - self.step)
-        self.step, self.last_time = step, now
-
-    def _write(self, rows):
+    def write_rows(self, rows):
         self.csv.writelines(",".join(map(str, row)) + "\n" for row in rows)
         self.csv.flush()
 
     def save(self):
-        """Write checkpoint.pt, and the picture if it is 10 s old."""
+        """Write checkpoint.pt and learning_curve.png."""
         state = {name: part.state_dict() for name, part in self.learned.items()}
-        self._save("checkpoint.pt", **state, step=self.step, episodes=self.episodes,
-                   seconds=time.time() - self.started)  # fmt: skip
-        self.saved = self.step
-        if time.time() - self.last_picture > 10:
-            self.draw()
+        seconds = time.time() - self.started
+        self.write("checkpoint.pt", **state, episodes=self.episodes, seconds=seconds)
+        self.draw()
+        self.last_save = time.time()
 
-    def _save(self, name, **state):
-        """Save plain data, with what every checkpoint says of its run."""
-        state = {"script": SCRIPT, "settings": vars(self.args), "best": self.best} | state
-        buffer = io.BytesIO()  # torch.save to a file would hide the operating system's error
-        torch.save(state, buffer)
-        write_whole(self.run_dir / name, buffer.getbuffer())
+    def write(self, name, **state):
+        """Save plain data. A kill at any moment leaves the old file whole."""
+        state |= {"script": SCRIPT, "settings": asdict(self.args)}
+        state |= {"step": self.step, "best": self.best}
+        torch.save(state, self.dir / f"{name}.tmp")
+        os.replace(self.dir / f"{name}.tmp", self.dir / name)
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
@@ -722,60 +693,46 @@ class Run(AbstractContextManager):
         axes.set(xlabel="agent steps", ylabel="return of an episode", xlim=(0, None))
         axes.set_title(f"{SCRIPT} on {self.args.env_id}, seed {self.args.seed}")
         axes.legend(loc="upper left", markerscale=5, framealpha=1)
-        figure.savefig(self.run_dir / "learning_curve.png", dpi=120)
-        gc.collect()  # a figure's parts refer to each other; figures would pile up
-        self.last_picture = time.time()
+        figure.savefig(self.dir / "learning_curve.png", dpi=120)
+
+    def __exit__(self, failed, *_):
+        """Save the run unless it failed, and print the commands to watch it and to go on."""
+        if not failed:
+            self.save()
+        for part in (self.bar, self.csv, self.tensorboard):
+            part.close()
+        out = sys.stderr if failed else sys.stdout
+        if not failed:
+            print(f"step {self.step:,}: score {self.score:.5g}, the mean return of the last "
+                  f"{min(len(self.episodes), 100)} episodes\n"
+                  f"watch:  python {SCRIPT} --evaluate {self.dir} --render")  # fmt: skip
+        unfinished = self.step // self.args.batch_size < self.args.num_iterations
+        if unfinished and (self.dir / "checkpoint.pt").exists():
+            print(f"go on:  python {SCRIPT} --resume {self.dir}", file=out)
+        for number, handler in self.handlers.items():  # from here on they end the process again
+            signal.signal(number, handler)
+        if self.stop and not failed:
+            sys.exit(128 + self.stop)
 
 
-def write_whole(path, contents):
-    """Write bytes beside `path`, then rename: a kill at any moment leaves the old file whole."""
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_bytes(contents)
-    os.replace(beside, path)
+def derive_seed(*numbers):
+    """A seed of 31 bits, an int, from others."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
 
-def newest_run():
-    """The folder in runs/ with this script's newest checkpoint."""
-    found = [path for path in Path("runs").glob("*/checkpoint.pt")
-             if f'"{SCRIPT}"' in path.with_name("config.json").read_text()]  # fmt: skip
-    if not found:
-        fail(f"--evaluate: no run of {SCRIPT} in runs/; need its directory")
-    return str(max(found, key=os.path.getmtime).parent)
-
-
-def load_checkpoint(path, flag):
-    """What --resume or --evaluate names, and its path. It is plain data: loading runs no code."""
-    if flag == "resume":
-        path = path / "checkpoint.pt"
-    elif path.suffix != ".pt":
-        path = path / ("best.pt" if (path / "best.pt").exists() else "checkpoint.pt")
+def load_checkpoint(path, best):
+    """The checkpoint in a run's directory, or a .pt file. Loading plain data runs no code."""
+    if path.suffix != ".pt":
+        path /= "best.pt" if best and (path / "best.pt").exists() else "checkpoint.pt"
     try:
-        with warnings.catch_warnings(action="ignore"):
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if checkpoint["script"] == SCRIPT and checkpoint["settings"].keys():
-            return checkpoint | {"where": f"--{flag} {path}", "path": path}
-        why = f"is {checkpoint['script']}'s"
-    except OSError as e:
-        why = e.strerror
-    except Exception as e:  # whatever torch meets in a file that is cut short or foreign
-        why = type(e).__name__
-    fail(f"--{flag} {path}: {why}; need a whole checkpoint of {SCRIPT}, of plain data")
-
-
-def restore(checkpoint, *names, **learned):
-    """Load the states of modules and optimizers. Returns the checkpoint's entries of the names."""
-    try:
-        for name, part in learned.items():
-            part.load_state_dict(checkpoint[name])
-        return [checkpoint[name] for name in names]
-    except (KeyError, RuntimeError, TypeError, ValueError) as e:
-        why = f"{checkpoint['where']}: {type(e).__name__} {e}"
-        fail(f"{why}; need a whole checkpoint of {SCRIPT}, of this version")
-
-
-def derive_seed(seed, index):
-    """A seed of 31 bits, an int, for an index: an iteration, an environment."""
-    return int(np.random.SeedSequence((seed, index)).generate_state(1)[0] >> 1)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        script = checkpoint["script"]
+    except Exception as e:  # whatever torch meets in a file that is missing, cut short or foreign
+        sys.exit(f"{path}: {type(e).__name__}; need a whole checkpoint of {SCRIPT}")
+    if script != SCRIPT:
+        sys.exit(f"{path}: is {script}'s; need a checkpoint of {SCRIPT}")
+    checkpoint["settings"] |= {"resume": "", "evaluate": "", "run_dir": str(path.parent)}
+    return checkpoint
 
 
 # ---------------------------------------------------------------------------------- Evaluation
@@ -785,166 +742,125 @@ def derive_seed(seed, index):
 def evaluate(args, checkpoint):
     """Play whole episodes with a saved policy. Returns their returns."""
     torch.manual_seed(args.seed)
-    displays = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
-    if args.render and sys.platform == "linux" and not displays & os.environ.keys():
-        fail("--render: no display here; --video records to a file", 1)
-    mode = "human" if args.render else "rgb_array"
-    rendering = {"render_mode": mode} if args.render or args.video else {}
-    envs = Environments(args.env_id, 1, args.gamma, args.clip_actions, **rendering)
-    net = ActorCritic(envs.obs.shape[1], envs.action_space, norm_obs=args.norm_obs)
-    [step] = restore(checkpoint, "step", net=net)  # the observations' moments too
-    try:
-        if args.video:
-            folder = checkpoint["path"].parent / "videos" / time.strftime("%Y%m%d-%H%M%S")
-            envs.envs[0] = RecordVideo(envs.envs[0], folder, lambda k: k < args.episodes,
-                                       disable_logger=True)  # fmt: skip
-        with warnings.catch_warnings(action="ignore"):  # GLFW's
-            envs.reset(args.seed)
-    except Exception as e:  # no display, no room
-        fail(f"--{'render' if args.render else 'video' if args.video else 'evaluate'}: {e}", 1)
-    recording = f", recording to {folder}" if args.video else ""
-    print(f"playing {checkpoint['path']}{recording}", flush=True)
+    if args.render:
+        need_display()
+    elif sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo then draws without a display
+    mode = {"render_mode": "human" if args.render else "rgb_array"}
+    env = make_env(args, **(mode if args.render or args.video else {}))
+    if args.video:
+        folder = f"{args.run_dir}/videos/{time.strftime('%Y%m%d-%H%M%S')}"
+        env = RecordVideo(env, folder, lambda episode: True, disable_logger=True)
+        print(f"recording to {folder}")
+    net = ActorCritic(env.observation_space, env.action_space, args)
+    net.load_state_dict(checkpoint["net"])  # the moments of the observations too
     returns = []
-    while len(returns) < args.episodes:
-        pi = net.pi(net.normalise(torch.from_numpy(envs.obs)))
-        actions = pi.mode if args.deterministic else pi.sample()
-        *_, finished = envs.step(actions.numpy())
-        for total, length in finished:
-            returns.append(total)
-            print(f"episode {len(returns)}: return {total:g}, {length} steps", flush=True)
-    envs.envs[0].close()
-    print(f"{args.env_id}: {np.mean(returns):.1f} ± {np.std(returns):.1f} (mean ± std) over "
-          f"{len(returns)} episodes, with the policy of step {step:,}")  # fmt: skip
+    for episode in range(args.episodes):
+        obs, info = env.reset(seed=args.seed if episode == 0 else None)
+        while "episode" not in info:  # until the last step
+            pi = net.pi(net.normalise(torch.from_numpy(obs)))
+            action = pi.mode if args.deterministic else pi.sample()
+            obs, _, _, _, info = env.step(action.numpy())
+        score, length = float(info["episode"]["r"]), info["episode"]["l"]
+        returns.append(score)
+        print(f"episode {episode + 1}: return {score:.5g}, {length} steps", flush=True)
+    env.close()
+    print(f"{args.env_id}: {np.mean(returns):.5g} ± {np.std(returns):.2g} (mean ± std) over "
+          f"{len(returns)} episodes, with the policy of step {checkpoint['step']:,}")  # fmt: skip
     return returns
+
+
+def need_display():
+    """Exit if no window can be opened here."""
+    import pygame  # which draws most tasks' windows
+
+    pygame.display.init()
+    if pygame.display.get_driver() == "offscreen" and "SDL_VIDEODRIVER" not in os.environ:
+        sys.exit("--render: there is no display; --video records to a file")
 
 
 # -------------------------------------------------------------------------------- Command line
 
 SCRIPT = Path(__file__).name
-ROWS = {row[0].replace("-", "_"): row for row in SETTINGS if isinstance(row, tuple)}
-CHANGEABLE = {  # flags allowed beside --resume or --evaluate
+MAY_CHANGE = {  # settings that may differ from the checkpoint's
     "resume": {"total_steps", "goal_score", "compile", "threads"},
-    "evaluate": {"episodes", "deterministic", "render", "video", "seed"},
+    "evaluate": {"seed", "episodes", "deterministic", "render", "video"},
 }
 
 
-def fail(message, status=2):
-    """Print a one-line error and exit (2: bad arguments, 1: failed run)."""
-    print(f"{SCRIPT}: error: {' '.join(str(message).split())}", file=sys.stderr)
-    raise SystemExit(status)
+@dataclass
+class First:
+    """The flags on which the defaults of the others depend."""
 
-
-def make_parser(defaults):
-    """SETTINGS as flags, which stay unset if not given; --help shows `defaults`."""
-    parser = argparse.ArgumentParser(
-        usage=f"python {SCRIPT} [FLAG ...]", description=__doc__.splitlines()[0],
-        epilog="examples:\n" + __doc__[__doc__.index("  python") :],
-        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-        argument_default=argparse.SUPPRESS, add_help=False,
-    )  # fmt: skip
-    parser.add_argument("-h", "--help", action="store_true", help="show this and exit")
-    parser.error = lambda message: fail(f"{message}; --help lists all flags")
-    for row in SETTINGS:
-        if isinstance(row, str):
-            add = parser.add_argument_group(row).add_argument
-            continue
-        flag, _, kind, symbol, words = row
-        default = defaults[flag.replace("-", "_")]
-        if default is not None and default is not False:
-            words += f" [{f'{default:_}' if type(default) is int else default}]"
-        if kind is bool:
-            add(f"--{flag}", help=words, action=argparse.BooleanOptionalAction)
-        elif isinstance(kind, list):
-            add(f"--{flag}", help=words, choices=kind)
-        else:
-            optional = "?" if flag == "evaluate" else None  # without a value: the newest run
-            add(f"--{flag}", help=words, type=kind[0], metavar=symbol, nargs=optional)
-    return parser
+    env_id: str = Args.env_id
+    resume: str = ""
+    evaluate: str = ""
 
 
 def parse_args(argv=None):
-    """The settings, checked, and the checkpoint that --resume or --evaluate names, or None."""
-    settings = {name: row[1] for name, row in ROWS.items()}
-    given = vars(make_parser(settings).parse_args(argv))
-    settings |= TASKS.get(given.get("env_id", settings["env_id"]), {})
-    if given.pop("help", False):
-        make_parser(settings).print_help()  # the task's own defaults
-        raise SystemExit
-    for name, value in given.items():
-        flag, _, kind, *_ = ROWS[name]
-        if isinstance(kind, tuple) and kind[1:]:  # (type, lowest) or (type, lowest, highest)
-            low, high = (*kind[1:], inf)[:2]
-            if not (low <= value <= high and abs(value) < inf):
-                limits = f"at least {low}" if high == inf else f"from {low} to {high}"
-                fail(f"--{flag} {value}: need a finite number {limits}")
-
-    checkpoint = None
-    job = next((job for job in CHANGEABLE if job in given), None)
-    if job is not None:
-        for name in sorted(given.keys() - CHANGEABLE[job] - {job}):
-            fail(f"--{ROWS[name][0]}: leave it out; --{job} goes by the checkpoint's settings")
-        if given[job] is None:
-            given[job] = newest_run()
-        checkpoint = load_checkpoint(Path(given[job]), job)
-        settings |= checkpoint["settings"] | {"run_dir": given[job]}
-    elif alone := given.keys() & {"episodes", "deterministic", "render", "video"}:
-        fail(f"--{min(alone)} goes with --evaluate RUN_DIR")
-    args = argparse.Namespace(**(settings | given))
-
-    args.batch_size = args.num_steps * args.num_envs
-    args.num_iterations = args.total_steps // args.batch_size
-    if args.render and args.video:
-        fail("--render, --video: a window or a recording, not both at once")
-    if args.batch_size % args.minibatch_size:
-        fail(f"--minibatch-size {args.minibatch_size}: need a divisor of T × N = {args.batch_size}")
-    if args.num_iterations == 0:
-        fail(f"--total-steps {args.total_steps}: need at least T × N = {args.batch_size}")
-    args.checkpoint_every = args.checkpoint_every or max(4, args.num_iterations // 15)
-    name = f"{Path(SCRIPT).stem}-{args.env_id.replace('/', '-')}-seed{args.seed}"
-    args.run_dir = args.run_dir or f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """The settings, and the checkpoint that --resume or --evaluate names, or None."""
+    style = {"args": argv, "description": __doc__, "config": (tyro.conf.DisallowNone,)}
+    first, _ = tyro.cli(First, **style, return_unknown_args=True, add_help=False)
+    job = "resume" if first.resume else "evaluate"
+    path = getattr(first, job)
+    if not path:
+        return tyro.cli(Args, **style, default=Args(**TASKS.get(first.env_id, {}))), None
+    checkpoint = load_checkpoint(Path(path), best=job == "evaluate")
+    names = {field.name for field in fields(Args)}  # an older version may have had others
+    saved = Args(**{name: value for name, value in checkpoint["settings"].items()
+                    if name in names and value is not None})  # fmt: skip
+    args = tyro.cli(Args, **style, default=saved)
+    for name in sorted(names - MAY_CHANGE[job] - {job}):
+        if getattr(args, name) != getattr(saved, name):
+            flag = name.replace("_", "-")
+            sys.exit(f"--{flag}: leave it out; --{job} takes it from the checkpoint")
     return args, checkpoint
+
+
+def check(args):
+    """Raise ValueError if a setting is out of its range or does not go with another."""
+    for field in fields(args):
+        low, high = getattr(field.type, "__metadata__", (-inf, inf))
+        value, flag = getattr(args, field.name), field.name.replace("_", "-")
+        if isinstance(value, int | float) and not (low <= value <= high and isfinite(value)):
+            raise ValueError(f"--{flag} {value}: need a number from {low} to {high}")
+    if args.batch_size % args.minibatch_size:
+        raise ValueError(f"--minibatch-size: need a divisor of T × N = {args.batch_size}")
+    if args.num_iterations == 0:
+        raise ValueError(f"--total-steps: need at least T × N = {args.batch_size}")
+    if (args.render or args.video or args.deterministic) and not args.evaluate:
+        raise ValueError("--render, --video, --deterministic: add --evaluate RUN_DIR")
+    if args.render and args.video:
+        raise ValueError("--render, --video: need one of them, not both")
 
 
 def choose_compile(args):
     """Whether to compile: by default in runs so long that the minute it takes counts little."""
     headers = Path(sysconfig.get_path("include"), "Python.h")
-    possible = headers.exists() and shutil.which(os.environ.get("CXX", "g++")) is not None
-    needed = "a C++ compiler (g++, or what CXX names) and Python's headers"
+    possible = headers.exists() and shutil.which(os.environ.get("CXX", "g++"))
     if args.compile and not possible:
-        fail(f"--compile: needs {needed}; --no-compile does without")
-    if args.compile is None and args.total_steps >= 500_000:
-        print("compiling, which takes about a minute: --no-compile begins at once" if possible
-              else f"not compiling, which may be faster: it needs {needed}")  # fmt: skip
-        return possible
-    return bool(args.compile)
-
-
-def compile_gradients(net):
-    """Compile `compute_gradients`: loss, gradient and clipping in one graph."""
-    torch._dynamo.config.trace_autograd_ops = True  # minus_objective.backward() too
-    pi = net.pi(torch.zeros(1, len(net.obs_moments.mean)))
-    kl_divergence(pi, pi)  # caches the formula for its type: the lookup cannot be compiled
-    return torch.compile(compute_gradients, fullgraph=True, dynamic=False)
+        sys.exit("--compile: needs a C++ compiler (g++, or what CXX names) and Python's headers")
+    if args.compile is None:
+        return bool(possible) and args.total_steps >= 500_000
+    return args.compile
 
 
 def main(argv=None):
     """Train or evaluate; `argv` is the command line."""
+    args, checkpoint = parse_args(argv)
+    torch.set_num_threads(args.threads)
     try:
-        args, checkpoint = parse_args(argv)
-        torch.set_num_threads(args.threads)
-        if args.evaluate is not None:
+        if args.evaluate:
             return evaluate(args, checkpoint)
         args.compile = choose_compile(args)
-        return train(args, checkpoint)
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        train(args, checkpoint)
     except FloatingPointError as e:
-        fail(e, 1)
-    except OSError as e:
-        hint = "; need a new --run-dir, or --resume" if isinstance(e, FileExistsError) else ""
-        fail(f"{e.filename or args.run_dir}: {e.strerror or e}{hint}")
+        sys.exit(f"{SCRIPT}: {e}")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # where a γ cannot be printed
     main()

@@ -34,16 +34,18 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import compare
 import numpy as np
 from matplotlib.figure import Figure
+from scipy.stats import spearmanr
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -233,11 +235,9 @@ def finished(run):
 
 
 def steps_done(folder):
-    """Agent steps by the last episode that a run has recorded, read from the file's end."""
-    try:
-        with open(folder / "episodes.csv", "rb") as file:
-            file.seek(max(0, os.path.getsize(file.name) - 200))
-            last = file.read().split(b"\n")[-2]  # what follows the last newline is not whole
+    """Agent steps by the last episode that a run has recorded."""
+    try:  # what follows the last newline is not whole
+        last = (folder / "episodes.csv").read_bytes().rsplit(b"\n", 2)[-2]
         return int(last.split(b",")[0])
     except (OSError, ValueError, IndexError):  # no folder, no episode
         return 0
@@ -252,8 +252,7 @@ def command(run, args):
         if settings["total_steps"] == run.steps:
             return [sys.executable, run.script, "--resume", str(run.folder), *threads]
     if run.folder.exists():
-        names = (run.folder.with_name(f"{run.folder.name}-aside{k}") for k in count(1))
-        run.folder.rename(next(path for path in names if not path.exists()))
+        run.folder.rename(f"{run.folder}-aside-{time.strftime('%Y%m%d-%H%M%S')}")
     return [sys.executable, run.script, "--env-id", run.env_id, "--seed", str(run.seed), *threads,
             *run.flags, "--run-dir", str(run.folder)]  # fmt: skip
 
@@ -289,11 +288,8 @@ def outcome(run, process, log, args):
             return None
         except (OSError, ValueError) as e:
             return str(e)
-    status = f"exit status {process.returncode}"
-    if process.returncode < 0:
-        status = signal.Signals(-process.returncode).name
     said = Path(log.name).read_text(errors="replace").strip().splitlines()
-    return f"{status}: {said[-1]} ({log.name})"
+    return f"exit status {process.returncode}: {said[-1]} ({log.name})"
 
 
 def stop(processes, interrupts):
@@ -301,8 +297,8 @@ def stop(processes, interrupts):
     for process in processes:
         process.send_signal(signal.SIGINT)
     end = time.monotonic() + PATIENCE
-    while any(process.poll() is None for process in processes):
-        if time.monotonic() > end or len(interrupts) > 1:
+    while any(process.poll() is None for process in processes) and len(interrupts) < 2:
+        if time.monotonic() > end:
             break
         time.sleep(0.1)
     for process in processes:
@@ -315,17 +311,14 @@ def launch(runs, args):
     whether Ctrl-C or SIGTERM came in between."""
     waiting, active, failures, over = list(runs), {}, {}, 0
     progress = {run.name: min(steps_done(run.folder), run.steps) for run in runs}
-    total, before, began = sum(run.steps for run in runs), sum(progress.values()), time.monotonic()
-    bar = tqdm(total=total, initial=before, unit=" steps", unit_scale=True, smoothing=0,
-               disable=None)  # fmt: skip
+    bar = tqdm(total=sum(run.steps for run in runs), initial=sum(progress.values()),
+               unit=" steps", unit_scale=True, smoothing=0, disable=None)  # fmt: skip
 
     def end(run, log, problem=None):
         nonlocal over
         log.close()
         over, progress[run.name] = over + 1, run.steps
-        steps = sum(progress.values())
-        left = (total - steps) * (time.monotonic() - began) / max(1, steps - before)
-        done = f"{over} of {len(runs)} runs, {tqdm.format_interval(left)} left; {run.name}"
+        done = f"{over} of {len(runs)} runs; {run.name}"
         if problem is None:
             bar.write(f"{done}: {number(score(compare.read_table(run.data)))}")
         else:
@@ -413,13 +406,6 @@ def interval(strata, resamples=20_000, seed=0):
     rng = np.random.default_rng(seed)
     means = [x[rng.integers(0, len(x), (resamples, len(x)))].mean(-1) for x in strata]
     return np.percentile(np.mean(means, axis=0), [2.5, 97.5])
-
-
-def rank_correlation(x, y):
-    """Spearman's: the correlation of the ranks of x and y, (n,); equal values share their ranks."""
-    both = np.array([x, y])[:, None]
-    ranks = ((both < both.mT) + 0.5 * (both == both.mT)).sum(-1)
-    return np.corrcoef(ranks)[0, 1]
 
 
 def normalise(scores, random, best):
@@ -559,8 +545,6 @@ def table1(scores, out):
         return "\n".join([*text, "No task has data of every row and of random actions yet."])
     readings = {best: normalise(rows, random, best) for best in ("run", "setting")}
     paper = [TABLE1[row][0] for row in rows]
-    ranks = {best: rank_correlation(paper, [mean(list(reading[row].values())) for row in rows])
-             for best, reading in readings.items()}  # fmt: skip
     lines = []
     for row in rows:
         cells = []
@@ -571,8 +555,9 @@ def table1(scores, out):
     header = ["objective", "paper", "best run = 1", "95% interval", "best setting = 1",
               "95% interval", "runs"]  # fmt: skip
     text += [markdown(header, lines), "", f"Averaged over {', '.join(tasks)}."]
-    text += [f"Rank correlation with the paper's column, best {best} = 1: {number(correlation)}"
-             for best, correlation in ranks.items() if len(rows) > 1]  # fmt: skip
+    text += [f"Rank correlation with the paper's column, best {best} = 1: "
+             + number(spearmanr(paper, [mean(list(x.values())) for x in own.values()]).statistic)
+             for best, own in readings.items() if len(rows) > 1]  # fmt: skip
     if len(tasks) < len(every):
         left_out = ", ".join(task for task in every if task not in tasks)
         text.append(f"Left out, since a row here or the random policy has no data: {left_out}.")
@@ -644,17 +629,12 @@ def report(experiment, args):
 # ------------------------------------------------------------------------------ Figures 1 and 2
 
 
-def figure1(args):
+def figure1(args, eps=0.2):
     """One term of L^CLIP as a function of the ratio r, for advantages 1 and -1."""
-    import torch
-
-    from ppo_continuous import ROWS, surrogate
-
-    eps = ROWS["clip_eps"][1]
-    ratios = torch.linspace(0, 2, 401)
+    ratios = np.linspace(0, 2, 401)
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     for axes, advantage in zip(figure.subplots(1, 2), (1, -1), strict=True):
-        terms = surrogate("clip", ratios, torch.full((401,), float(advantage)), None, eps, None)
+        terms = np.minimum(ratios * advantage, ratios.clip(1 - eps, 1 + eps) * advantage)  # Eq. 7
         axes.plot(ratios, terms, color="k")
         axes.plot(1, advantage, "o", color="r")
         axes.annotate("$θ_{old}$", (1, advantage), (-6, 6 * advantage),
@@ -669,34 +649,25 @@ def figure1(args):
     return figure
 
 
-def first_update(seed, env_id="Hopper-v5"):
-    """The first iteration of a run with Table 3's settings, as `train` of the script makes it.
-
-    Returns its settings, its rollout, its network, and θ before and after as vectors.
-    """
-    import torch
+def first_update(seed):
+    """The first update of `ppo_continuous.py --env-id Hopper-v5`: the settings, the rollout, the
+    network, and θ before and after as vectors."""
     from torch.nn.utils import parameters_to_vector
 
     import ppo_continuous as ppo
 
-    args, _ = ppo.parse_args(["--env-id", env_id, "--seed", str(seed)])
-    torch.set_num_threads(1)
-    torch.manual_seed(args.seed)
-    envs = ppo.Environments(args.env_id, args.num_envs, args.gamma, args.clip_actions)
-    net = ppo.ActorCritic(envs.obs.shape[1], envs.action_space, args.orthogonal, args.norm_obs)
-    optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
-    batch = ppo.make_batch(args.num_steps, envs)
+    update, found = ppo.update, []
 
-    run_seed = ppo.derive_seed(args.seed, 0)
-    torch.manual_seed(run_seed)
-    envs.reset(run_seed)
-    ppo.rollout(envs, net, batch)
-    ppo.scale_rewards(batch, net.return_moments)
-    ppo.estimate_advantages(batch, args.gamma, args.gae_lambda)
-    old = parameters_to_vector(net.parameters()).detach()
-    ppo.update(ppo.compute_gradients, net, optimizer, batch, *ppo.anneal(args, 0),
-               ppo.Penalty(args.kl_beta).beta, args)  # fmt: skip
-    return args, batch, net, old, parameters_to_vector(net.parameters()).detach()
+    def watched(gradients, net, optimizer, batch, *others):
+        old = parameters_to_vector(net.parameters()).detach()
+        stats = update(gradients, net, optimizer, batch, *others)
+        found.extend([others[-1], batch, net, old, parameters_to_vector(net.parameters()).detach()])
+        return stats
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(ppo, "update", watched):
+        flags = f"--env-id Hopper-v5 --seed {seed} --total-steps 2048 --run-dir {folder}/run"
+        ppo.main(flags.split())
+    return found
 
 
 def surrogates(args, batch, net, old, new, factors):
@@ -705,23 +676,20 @@ def surrogates(args, batch, net, old, new, factors):
     from torch.distributions import kl_divergence
     from torch.nn.utils import vector_to_parameters
 
-    from ppo_continuous import standardise, surrogate
+    from ppo_continuous import standardise
 
-    actions, eps = batch.actions.flatten(0, 1), args.clip_eps
-    advantages = standardise(batch.advantages.flatten())  # as ppo_loss does with a minibatch's
+    advantages = standardise(batch.advantages)  # as ppo_loss does with a minibatch's
     means = {"E[KL]": [], "$L^{CPI}$ = E[r A]": [], "E[clip(r, 1−ε, 1+ε) A]": [],
              "$L^{CLIP}$ = E[min(r A, clip(r, 1−ε, 1+ε) A)]": []}  # fmt: skip
     with torch.no_grad():
         for factor in factors:
             vector_to_parameters(old + factor * (new - old), net.parameters())
             pi = net.pi(batch.obs)
-            ratio = (pi.log_prob(actions) - batch.log_probs).exp()
-            terms = (
-                kl_divergence(batch.pi_old, pi),
-                surrogate("none", ratio, advantages, None, eps, None),
-                ratio.clamp(1 - eps, 1 + eps) * advantages,
-                surrogate("clip", ratio, advantages, None, eps, None),
-            )
+            ratio = (pi.log_prob(batch.actions) - batch.log_probs).exp()
+            kl = kl_divergence(net.distribution(batch.pi_old), pi)
+            l_cpi = ratio * advantages  # Eq. 6
+            clipped = ratio.clip(1 - args.clip_eps, 1 + args.clip_eps) * advantages
+            terms = kl, l_cpi, clipped, torch.min(l_cpi, clipped)  # the last: Eq. 7
             for values, of_samples in zip(means.values(), terms, strict=True):
                 values.append(of_samples.mean().item())
     return {label: np.array(values) for label, values in means.items()}

@@ -1,16 +1,19 @@
 r"""Draw plots/side_by_side.html: each equation of the papers beside the lines that compute it.
 
-  python plots/side_by_side.py             one file, which needs nothing from elsewhere
+  python plots/side_by_side.py             draw it, and renew the line numbers in README.md's links
+  python plots/side_by_side.py --check     only say whether one of them is out of date
 
-EQUATIONS has the papers' formulas in LaTeX and a sentence on each; VIEWS says which lines of which
-function of a script belong to each; SYMBOLS which names in the code are which symbols. A line that
-is not found stops the drawing, so the page cannot drift from the scripts.
+The page is one file, which needs nothing from elsewhere. EQUATIONS has the papers' formulas in
+LaTeX and a sentence on each; VIEWS says which lines of which function of a script belong to each;
+SYMBOLS which names in the code are which symbols. A line that is not found stops the drawing, so
+the page cannot drift from the scripts. README.md links a definition as [`name`](script.py#L123).
 """
 
 import ast
 import difflib
 import html
 import re
+import sys
 import xml.etree.ElementTree as ET
 from functools import cache
 from pathlib import Path
@@ -21,7 +24,7 @@ from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "plots" / "side_by_side.html"
+PAGE, README = ROOT / "plots" / "side_by_side.html", ROOT / "README.md"
 PPO, TRPO = "https://arxiv.org/pdf/1707.06347#page=", "https://arxiv.org/pdf/1502.05477#"
 
 # ----------------------------------------------------------------------------------- Equations
@@ -81,14 +84,15 @@ EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
     "standardised": ("not in the paper: standardised advantages", "", [
         A_T + r" \leftarrow (" + A_T + r" - \text{mean}) / \text{std}"],
         "PPO's over the minibatch, or with --norm-adv rollout over the rollout; TRPO's over the "
-        "rollout."),
+        "rollout. On Atari they are then 0 where FIRE was pressed, whatever the policy chose."),
     "ratio": ("Eq. 6", PPO + "3", [
         r"r_t(\theta) = \frac{\pi_\theta(a_t\,|\,s_t)}{\pi_{" + OLD + r"}(a_t\,|\,s_t)}"],
         "How much more probable the action is now than when it was taken: 1 at θ_old. Computed as "
         "the exponential of the difference of log-probabilities."),
     "cpi": ("Eq. 6", PPO + "3", [
         r"L^{\text{CPI}}(\theta) = " + rf"{E}[r_t(\theta)\,{A_T}]"],
-        "The surrogate without any constraint, sample by sample; the mean follows in the loss."),
+        "The surrogate without any constraint; Eq. 7 and 8 change it sample by sample, before the "
+        "mean."),
     "eq-7": ("Eq. 7", PPO + "3", [
         r"L^{\text{CLIP}}(\theta) = " + rf"{E}[\min(r_t(\theta)\,{A_T},\ "
         rf"\text{{clip}}(r_t(\theta), 1-\epsilon, 1+\epsilon)\,{A_T})]"],
@@ -110,7 +114,7 @@ EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
         r"L_t^{\text{VF}}(\theta) + c_2\,S[\pi_\theta](s_t)]",
         r"L_t^{\text{VF}}(\theta) = (V(s_t) - V_t^\text{targ})^2"],
         "The surrogate, less the value's squared error, plus an entropy bonus. Optimisers "
-        "minimise, hence the minus."),
+        "minimise, so the loss is minus this."),
     "epochs": ("Algorithm 1, line 6", PPO + "5", [r"K\ \text{epochs},\quad M \le N\,T"],
         "K passes over the T·N samples, each in another order, in minibatches of M: one step of "
         "Adam for each."),
@@ -147,7 +151,8 @@ EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
         "never formed."),
     "cg": ("App. C", TRPO + "appendix.C", [r"s \approx A^{-1} g"],
         "The search direction, by conjugate gradient: each iteration costs one product with A. "
-        "Not in the paper: 0.1 is added to A's diagonal, here and in the next row."),
+        "Not in the paper: the early stop, and 0.1 added to A's diagonal, here and in the next "
+        "row."),
     "beta": ("App. C", TRPO + "appendix.C", [r"\beta = \sqrt{2\delta\,/\,(s^T A\,s)}"],
         "The longest step along s within the quadratic model of the KL, ½ β² sᵀA s ≤ δ; with the "
         "damping in A, a little shorter."),
@@ -162,78 +167,78 @@ EQUATIONS = {  # name: (where in the paper, its page, formulas, what they say)
 
 # --------------------------------------------------------------------------------------- Lines
 
-LOOP = ("train", "for iteration in", "run.log")
+LOOP = ("train", "for iteration in", "break")
 GAE = [
-    ("eq-12", ("estimate_advantages", "next_values =", "next_values ="),
+    ("eq-12", ("rollout", "batch.next_values =", "batch.next_values ="),
               ("gae", "deltas =", "deltas =")),
     ("eq-11", ("gae", "decay =", "advantages[t] =")),
     ("targets", ("estimate_advantages", "batch.targets =", "batch.targets =")),
 ]  # fmt: skip
+STANDARDISE = ("standardise", "return", "return")
 NETWORK = [("ActorCritic", "self.actor =", "self.log_std ="),
-           ("ActorCritic", "out = self.actor", "self.critic(obs)")]  # fmt: skip
-SAMPLE = [("rollout", "for t in range", "policy(t, envs.obs)"),
-          ("numpy_policy", "if net.log_std is None", "noise = (noise.normal_"),
-          ("numpy_policy", "out = x @", "return out.argmax"),
-          ("rollout", "batch.pi_old, values =", "batch.values[:-1] =")]  # fmt: skip
+           ("mlp", "return", "return"),
+           ("ActorCritic", "out = self.actor", "self.log_std"),
+           ("ActorCritic", "if self.discrete:", "return Independent"),
+           ("ActorCritic", "self.critic(obs)", "self.critic(obs)")]  # fmt: skip
+SAMPLE = [("rollout", "for t in range", "policy(t"),
+          ("make_policy", "if net.discrete", "noise = (noise.normal_"),
+          ("make_policy", "out = x @", "return out.argmax"),
+          ("rollout", "batch.pi_old =", "batch.values =")]  # fmt: skip
+MEAN = ("ppo_loss", "l_policy = l_policy.mean", "l_policy = l_policy.mean")
 VIEWS = {  # script: (equation, (definition, a text of its first line, of its last), ...)
     "ppo_atari": [
         ("ppo-algorithm", LOOP),
-        ("table-5", ("SETTINGS", '"num-steps"', '"ent-coef"')),
+        ("table-5", ("Args", "num_steps:", "anneal:")),
         ("atari-network",
          ("ActorCritic", 'if network == "paper"', "self.value_head ="),
          ("ActorCritic", "x = frames.permute", "return self.policy_head")),
         ("act", ("act", "logits, values =", "log_probs ="),
-                ("rollout", "for t in range", "batch.log_probs[t]")),
+                ("rollout", "for t in range", "policy(net")),
         *GAE,
-        ("standardised", ("ppo_loss", "if norm_adv ==", "advantages = standardise")),
-        ("ratio", ("ppo_loss", "log_pi =", "ratio = log_ratio")),
+        ("standardised", ("ppo_loss", "args.norm_adv ==", "(1 - fired)"), STANDARDISE),
+        ("ratio", ("ppo_loss", "logits, new_values =", " ratio =")),
         ("eq-7", ("ppo_loss", "clipped =", "l_clip =")),
-        ("eq-9", ("ppo_loss", "entropy =", "entropy ="),
-                 ("ppo_loss", "value_errors =", "value_errors ="),
-                 ("ppo_loss", "l_vf =", "l_total ="),
-                 ("ppo_loss", "return -l_total", "return -l_total")),
+        ("eq-9", ("ppo_loss", "value_errors =", "l_total =")),
         ("alpha", ("anneal", "alpha =", "return")),
         ("epochs", ("update", "for _ in range", "optimizer.step()")),
     ],
     "ppo_continuous": [
         ("ppo-algorithm", LOOP),
-        ("table-3", ("SETTINGS", '"num-steps"', '"num-envs"')),
-        ("table-1", ("SETTINGS", '"objective"', '"kl-beta"')),
+        ("table-3", ("Args", "num_steps:", "num_envs:")),
+        ("table-1", ("Args", "objective:", "kl_beta:")),
         ("network", *NETWORK),
         ("act", *SAMPLE),
         *GAE,
-        ("standardised", ("ppo_loss", "if norm_adv ==", "advantages = standardise")),
-        ("ratio", ("ppo_loss", "ratio =", "ratio =")),
-        ("cpi", ("surrogate", "l_cpi =", "l_cpi ="), ("ppo_loss", "l_policy =", "l_policy =")),
-        ("eq-7", ("surrogate", 'if objective == "clip"', "# Eq. 7"),
-                 ("ppo_loss", "l_policy =", "l_policy =")),
-        ("eq-8", ("ppo_loss", "kl =", "l_policy ="), ("surrogate", "# Eq. 8", "# Eq. 8")),
-        ("sec-4", ("diagnose", "kl = kl_div", "kl = kl_div"),
-                  ("train", 'if args.objective == "kl-adaptive"', "penalty.adapt"),
-                  ("Penalty", "def adapt", "self.beta *= 2")),
-        ("eq-9", ("ppo_loss", "l_policy =", "return -l_total")),
+        ("standardised", ("ppo_loss", "args.norm_adv ==", "standardise("), STANDARDISE),
+        ("ratio", ("ppo_loss", "pi, values =", " ratio =")),
+        ("cpi", ("ppo_loss", "l_policy = ratio", "l_policy = ratio"), MEAN),
+        ("eq-7", ("ppo_loss", 'args.objective == "clip"', "torch.min("), MEAN),
+        ("eq-8", ("ppo_loss", "elif args.objective", "kl_divergence("), MEAN),
+        ("sec-4", ("mean_kl", "return", "return"),
+                  ("train", 'args.objective == "kl-adaptive"', "penalty.adapt"),
+                  ("Penalty", "def adapt", "clamp_(")),
+        ("eq-9", ("ppo_loss", "l_policy = l_policy.mean", "l_total =")),
         ("alpha-mujoco", ("anneal", "alpha =", "return")),
         ("epochs", ("update", "for _ in range(args.num_epochs)", "optimizer.step()"),
-                   ("compute_gradients", "pi, values =", "return")),
+                   ("compute_gradients", "minibatch =", "return")),
     ],
     "trpo_continuous": [
         ("trpo-algorithm", LOOP),
-        ("trpo-settings", ("SETTINGS", '"max-kl"', '"gamma"')),
+        ("trpo-settings", ("Args", "max_kl:", "gamma:")),
         ("trpo-network", *NETWORK),
         ("sec-5-1", *SAMPLE),
         *GAE,
-        ("standardised", ("update", "if args.norm_adv", "advantages = standardise")),
+        ("standardised", ("update", "args.norm_adv ==", "standardise("), STANDARDISE),
         ("eq-14", ("surrogate", "ratio =", "return")),
         ("eq-14-kl", ("trust_region_step", "def measure", "kl_divergence"),
                      ("line_search", "if 0 < improvement", "return fraction")),
-        ("gradient", ("trust_region_step", "l_old =", "g =")),
+        ("gradient", ("trust_region_step", "l_old =", " g =")),
         ("fisher", ("fisher_vector_product", "with torch.no_grad", "return product"),
-                   ("trust_region_step", "if args.fvp_fraction", "product =")),
-        ("cg", ("conjugate_gradient", "x = torch.zeros_like", "return x"),
+                   ("trust_region_step", "args.fvp_fraction", "product =")),
+        ("cg", ("conjugate_gradient", "def", "return x"),
                ("trust_region_step", "def damped", "s, residual =")),
-        ("beta", ("trust_region_step", "s_a_s =", "s_a_s ="),
-                 ("trust_region_step", "# β s of App. C", "full_step =")),
-        ("line-search", ("line_search", "theta_old = flat", "return 0.0")),
+        ("beta", ("trust_region_step", "s_a_s =", "full_step =")),
+        ("line-search", ("line_search", "def", "return 0.0")),
         ("critic", ("fit_critic", "for _ in range", "optimizer.step()")),
     ],
 }  # fmt: skip
@@ -258,7 +263,7 @@ SYMBOLS = [  # its LaTeX, the names that it has in the code
     ("N", "num_envs"),
     ("M", "minibatch_size"),
     ("K", "num_epochs"),
-    ("V", "values next_values critic value_head"),
+    ("V", "values next_values new_values critic value_head"),
     (r"V_t^\text{targ}", "targets"),
     (r"\pi_\theta", "pi log_pi log_prob policy_head actor"),
     (r"\pi_{" + OLD + "}", "log_probs policy pi_old"),
@@ -266,11 +271,11 @@ SYMBOLS = [  # its LaTeX, the names that it has in the code
     ("S", "entropy"),
     (r"L^{\text{CLIP}}", "l_clip l_policy"),
     (r"L_t^{\text{CLIP}}", "l_clip l_policy"),
-    (r"L^{\text{CPI}}", "l_cpi l_policy"),
+    (r"L^{\text{CPI}}", "l_policy"),
     (r"L^{\text{KLPEN}}", "l_policy"),
     (r"L_t^{\text{VF}}", "l_vf"),
     ("d", "kl"),
-    (r"\text{KL}", "kl kl_divergence"),
+    (r"\text{KL}", "kl_divergence"),
     (r"D_\text{KL}", "kl kl_divergence"),
     (r"\overline{D}_\text{KL}", "kl"),
     (r"d_\text{targ}", "kl_target"),
@@ -308,25 +313,27 @@ def statements(script):
 
 
 def statement(script, number):
-    """The innermost statement on a line, or the row of SETTINGS."""
+    """The innermost statement on a line."""
     nodes = [node for node in statements(script) if node.lineno <= number <= node.end_lineno]
-    node = min(nodes, key=lambda node: node.end_lineno - node.lineno)
-    rows = getattr(getattr(node, "value", None), "elts", []) if node.col_offset == 0 else []
-    return next((row for row in rows if row.lineno <= number <= row.end_lineno), node)
+    return min(nodes, key=lambda node: node.end_lineno - node.lineno)
 
 
 def definition(script, name):
-    """The numbers of the lines of a function, a class or a constant."""
+    """The numbers of the lines of a function, a class or a constant; Class.method is one, too."""
+    outer, _, inner = name.rpartition(".")
+    within = definition(script, outer) if outer else range(1, len(tokens(script)) + 1)
     for node in statements(script):
         target = node.targets[0] if isinstance(node, ast.Assign) else node
-        if node.col_offset == 0 and name in (getattr(target, key, 0) for key in ("name", "id")):
+        named = inner in (getattr(target, key, 0) for key in ("name", "id"))
+        if named and node.lineno in within and node.col_offset == 4 * bool(outer):
             return range(node.lineno, node.end_lineno + 1)
     raise ValueError(f"{script}.py has no {name}")
 
 
 def excerpt(script, name, first, last):
-    """The numbers of the lines of a definition from the first that holds one text to the next
-    that holds another, with the rest of its statement unless that has a body."""
+    """The numbers of the lines of a definition from the first that holds one text, with comments
+    above it, to the next that holds another, with the rest of its statement unless that has a
+    body."""
     lines = [(n, text_of(tokens(script)[n - 1])) for n in definition(script, name)]
     start = next((n for n, text in lines if first in text), None)
     if start is None:
@@ -335,20 +342,25 @@ def excerpt(script, name, first, last):
     if stop is None:
         raise ValueError(f"{script}.{name}: after {first!r} no line holds {last!r}")
     node = statement(script, stop)
+    while text_of(tokens(script)[start - 2]).lstrip().startswith("#"):
+        start -= 1
     return range(start, 1 + (stop if hasattr(node, "body") else node.end_lineno))
 
 
 @cache
 def not_in_the_paper(script):
     """The numbers of the lines whose comment says so, with their statements or, below a line that
-    is all comment, the next one."""
-    found = set()
-    for n, line in enumerate(tokens(script), 1):
+    is all comment, the next one; of a docstring, to the paragraph's end."""
+    found, lines = set(), tokens(script)
+    for n, line in enumerate(lines, 1):
         for kind, text in line:
-            if "not in the paper" not in text.lower():
+            if not re.search("not in the (PPO )?paper", text, re.I):
                 continue
             if kind in String.Doc:
                 found.add(n)
+                while text_of(lines[n]).strip('" '):
+                    n += 1
+                    found.add(n)
             elif kind in Comment and text_of(line).lstrip().startswith("#"):
                 after = (node for node in statements(script) if node.lineno > n)
                 node = min(after, key=lambda node: node.lineno)
@@ -415,8 +427,7 @@ def code(script, numbers, symbols=(), common=None, dedent=True):
         for kind, part in line:
             part, skip = part[skip:], max(0, skip - len(part))
             css = next((css for parent, css in KINDS if kind in parent), "")
-            name = word(part) if css in ("s", "") else ""
-            same = f' data-s="{symbols[name]}"' if name in symbols else ""
+            same = f' data-s="{symbols[part]}"' if not css and part in symbols else ""
             css = f' class="{css}"' if css else ""
             part = html.escape(part, quote=False)
             parts.append(f"<span{css}{same}>{part}</span>" if css or same else part)
@@ -430,11 +441,6 @@ def code(script, numbers, symbols=(), common=None, dedent=True):
 def prose(text):
     """HTML, with subscripts as in θ_old."""
     return re.sub(r"\b([πθδÂ])_(\w+)", r"\1<sub>\2</sub>", html.escape(text))
-
-
-def word(token):
-    """A name in the code; of a setting, whose flag is a string, the name that it has in args."""
-    return token.strip("\"'").replace("-", "_")
 
 
 def algorithm(script):
@@ -454,7 +460,7 @@ def row(script, equation, *places):
     """An equation and its lines."""
     where, link, formulas, says = EQUATIONS[equation]
     numbers = [excerpt(script, *place) for place in places]
-    words = {word(text) for part in numbers for n in part for _, text in tokens(script)[n - 1]}
+    words = {text for part in numbers for n in part for _, text in tokens(script)[n - 1]}
     symbols = symbols_of(formulas, words)
 
     if script.startswith("trpo") and link.startswith(PPO):
@@ -670,5 +676,29 @@ for (const box of document.querySelectorAll("pre")) {
 </html>
 """
 
+# ------------------------------------------------------------------------------- Page and links
+
+
+def renew(text):
+    """README with its links at the first lines of the definitions that they name."""
+    return re.sub(r"(\[`([\w.]+)`\]\((\w+)\.py#L)\d+",
+                  lambda link: link[1] + str(definition(link[3], link[2])[0]), text)  # fmt: skip
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    if argv not in ([], ["--check"]):
+        sys.exit(__doc__)
+    for path, made in ((PAGE, lambda old: page()), (README, renew)):
+        old = path.read_text()
+        try:
+            new = made(old)
+        except ValueError as e:
+            sys.exit(f"{path.name} names what is not there: {e}")
+        if argv and new != old:
+            sys.exit(f"{path.name} is out of date; run: python plots/side_by_side.py")
+        path.write_text(new)
+
+
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    main()

@@ -1,12 +1,11 @@
 """Tasks with a known answer, known to gymnasium once this is imported, and training on them."""
 
-import math
-from types import SimpleNamespace
-
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
+
+torch.set_num_threads(1)  # as in training: more would slow networks this small
 
 
 class Probe(gym.Env):
@@ -18,12 +17,12 @@ class Probe(gym.Env):
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         self.t = 0
-        return np.array([0.0]), {}
+        return np.zeros(1, np.float32), {}
 
     def step(self, action):
-        assert self.action_space.contains(action)
+        assert self.action_space.contains(action), action
         self.t += 1
-        return np.array([float(self.t)]), 1.0, False, False, {}
+        return np.array([self.t], np.float32), 1.0, False, False, {}
 
 
 class Ends(Probe):
@@ -38,7 +37,7 @@ class Blind(Probe):
     """As Probe, but one state looks like the other, so that the value is one number."""
 
     def step(self, action):
-        return np.array([0.0]), *super().step(action)[1:]
+        return np.zeros(1, np.float32), *super().step(action)[1:]
 
 
 class Bandit(Probe):
@@ -47,7 +46,7 @@ class Bandit(Probe):
     action_space = Discrete(3)
 
     def step(self, action):
-        return np.array([0.0]), float(action == 2), True, False, {}
+        return np.zeros(1, np.float32), float(action == 2), True, False, {}
 
 
 class ContinuousBandit(Probe):
@@ -58,7 +57,7 @@ class ContinuousBandit(Probe):
     def step(self, action):
         assert self.action_space.contains(action), action
         distance = np.square(action - np.array([0.5, -0.3])).sum()
-        return np.array([0.0]), -float(distance), True, False, {}
+        return np.zeros(1, np.float32), -float(distance), True, False, {}
 
 
 class Effort(Probe):
@@ -67,60 +66,69 @@ class Effort(Probe):
     action_space = Box(-0.1, 0.1, (1,))
 
     def step(self, action):
-        return np.array([0.0]), -float(abs(action[0])), True, False, {}
+        return np.zeros(1, np.float32), -float(abs(action[0])), True, False, {}
 
 
-class NanReset(Probe):
-    """What it shows after its second reset is not a number."""
+class Half(Probe):
+    """As Probe, with actions of 16 bits."""
 
-    resets = 0
+    observation_space = Box(-1, 1, (1,), np.float32)
+    action_space = Box(-1, 1, (1,), np.float16)
+
+    def step(self, action):
+        return np.zeros(1, np.float32), *super().step(action)[1:]
+
+
+class InPlace(Probe):
+    """As Probe, but it always shows the same array, which it changes."""
+
+    def __init__(self):
+        self.obs = np.zeros(1, np.float32)
 
     def reset(self, seed=None, options=None):
-        obs, info = super().reset(seed=seed)
-        self.resets += 1
-        return obs * (math.nan if self.resets == 2 else 1), info
+        self.obs[:] = super().reset(seed=seed)[0]
+        return self.obs, {}
+
+    def step(self, action):
+        self.obs[:], *result = super().step(action)
+        return self.obs, *result
+
+
+class Wrong(Probe):
+    """Five steps, of which one thing is what it is told: what the reset returns, what it shows at
+    the reset or after a step, or the reward."""
+
+    def __init__(self, size=1, **wrong):
+        self.observation_space = Box(-np.inf, np.inf, (size,))
+        self.right, self.wrong = np.zeros(size, np.float32), wrong
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.wrong.get("returned", (self.wrong.get("reset", self.right), {}))
+
+    def step(self, action):
+        self.t += 1
+        wrong = self.wrong
+        return wrong.get("step", self.right), wrong.get("reward", 0.0), self.t == 5, False, {}
 
 
 gym.register("Probe-v0", Probe, max_episode_steps=10)
 gym.register("Ends-v0", Ends)
 gym.register("Blind-v0", Blind, max_episode_steps=10)
+gym.register("Half-v0", Half, max_episode_steps=10)
+gym.register("InPlace-v0", InPlace, max_episode_steps=10)
 gym.register("Bandit-v0", Bandit)
 gym.register("ContinuousBandit-v0", ContinuousBandit)
 gym.register("Effort-v0", Effort)
-gym.register("NanReset-v0", NanReset, max_episode_steps=3)
 
 
-def train(script, tmp_path, *flags):
+def train(script, folder, **settings):
     """The network of a run at its end, and its score; `script` is the module."""
-    flags = [*map(str, flags), "--run-dir", str(tmp_path / "run")]
-    assert script.main(flags) is None
-    checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
-    args = SimpleNamespace(**checkpoint["settings"])
+    args = script.Args(run_dir=str(folder / "run"), **settings)
+    script.train(args)
+    checkpoint = torch.load(folder / "run" / "checkpoint.pt", weights_only=True)
     env = gym.make(args.env_id)
-    size = env.observation_space.shape[0]
-    net = script.ActorCritic(size, env.action_space, norm_obs=args.norm_obs)
+    net = script.ActorCritic(env.observation_space, env.action_space, args)
     net.load_state_dict(checkpoint["net"])
-    returns = (tmp_path / "run" / "episodes.csv").read_text().splitlines()[1:]
-    return net, np.mean([float(row.split(",")[1]) for row in returns[-100:]] or np.nan)
-
-
-def what_train_hands_on(script, tmp_path, monkeypatch):
-    """Of a run with flags that no default equals: what its network was told, what its advantages
-    were estimated with, and the first of the rewards (all 1 as the task gives them) by then."""
-    network, estimate, told, seen = script.ActorCritic, script.estimate_advantages, [], []
-
-    def made(obs_size, action_space, *settings):
-        told.append(settings)
-        return network(obs_size, action_space, *settings)
-
-    def estimated(batch, *settings):
-        seen.append((*settings, batch.rewards[0, 0].item()))
-        estimate(batch, *settings)
-
-    monkeypatch.setattr(script, "ActorCritic", made)
-    monkeypatch.setattr(script, "estimate_advantages", estimated)
-    flags = "--gamma 0.9 --gae-lambda 0.5 --no-orthogonal --no-norm-obs --num-steps 64"
-    script.main(["--env-id", "Blind-v0", "--total-steps", "64", *flags.split(),
-                 "--run-dir", str(tmp_path / "run")])  # fmt: skip
-    [network_settings], [(gamma, gae_lambda, reward)] = told, seen
-    return network_settings, (gamma, gae_lambda), reward
+    returns = [row[1] for row in checkpoint["episodes"]]
+    return net, np.mean(returns[-100:] or np.nan)

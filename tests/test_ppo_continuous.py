@@ -1,5 +1,5 @@
-"""The parts of ppo_continuous.py against independent references: torch.distributions, definitions
-written out, numpy, sampling, and probe tasks with a known answer."""
+"""The parts of ppo_continuous.py against independent references: gymnasium, numpy, equations
+written out, sampling, and probe tasks with a known answer."""
 
 import copy
 import functools
@@ -12,141 +12,126 @@ import probes
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 import ppo_continuous
-from ppo_continuous import (
-    ActorCritic,
-    Environments,
-    Penalty,
-    RunningMoments,
-    gae,
-    make_batch,
-    ppo_loss,
-    rollout,
-    select,
-)
+import trpo_continuous
+from ppo_continuous import ActorCritic, RunningMoments, estimate_advantages, gae, ppo_loss, rollout
+
+SCRIPTS = [ppo_continuous, trpo_continuous]
+SPACES = [Discrete(3), Box(-1, 1, (2,))]
+KINDS = ["softmax", "normal"]
+TASKS = ["CartPole-v1", "Pendulum-v1"]
+SMALL = {"num_envs": 2, "num_steps": 32, "minibatch_size": 16}
 
 
-def settings(*flags):
-    return ppo_continuous.parse_args(list(flags))[0]
+def settings(**own):
+    return ppo_continuous.Args(**SMALL | own)
 
 
-# ------------------------------------------------------------------------------------ Settings
+def make_net(space=SPACES[0], num_inputs=4, **own):
+    """A network whose policy is not almost uniform."""
+    torch.manual_seed(0)
+    own = {"orthogonal": False} | own
+    net = ActorCritic(Box(-np.inf, np.inf, (num_inputs,)), space, settings(**own))
+    if net.log_std is not None:
+        net.log_std.data.copy_(torch.linspace(-1, 0.3, len(net.log_std)))
+    return net
 
 
-def test_defaults_are_table_3():
-    args = settings("--env-id", "HalfCheetah-v5")
-    assert (args.num_steps, args.learning_rate, args.num_epochs) == (2048, 3e-4, 10)
-    assert (args.minibatch_size, args.gamma, args.gae_lambda, args.num_envs) == (64, 0.99, 0.95, 1)
-    assert (args.clip_eps, args.ent_coef, args.total_steps) == (0.2, 0, 1_000_000)
-    assert (args.objective, args.kl_beta, args.target_kl) == ("clip", 1, None)
-
-
-@pytest.mark.parametrize("env_id", ppo_continuous.TASKS)
-def test_a_task_has_its_settings_and_a_flag_wins(env_id):
-    own = ppo_continuous.TASKS[env_id]
-    args = vars(settings("--env-id", env_id))
-    assert own.keys() <= args.keys() and {name: args[name] for name in own} == own
-    args = vars(settings("--env-id", env_id, "--num-steps", "64"))
-    assert args["num_steps"] == 64 and args["learning_rate"] == own.get("learning_rate", 3e-4)
-
-
-def test_the_number_of_iterations_is_that_of_whole_rollouts():
-    args = settings("--num-envs", "3", "--num-steps", "256", "--total-steps", "4000")
-    assert (args.batch_size, args.num_iterations) == (768, 5)
+def begin(env_id, script=ppo_continuous, seed=4, **own):
+    """The settings, environments that have been reset, a network, and a batch."""
+    args = script.Args(**SMALL | own, env_id=env_id)
+    torch.manual_seed(0)
+    envs = script.make_envs(args)
+    net = script.ActorCritic(envs.single_observation_space, envs.single_action_space, args)
+    batch = script.make_batch(args.num_steps, envs)
+    batch.raw_obs[-1] = torch.from_numpy(envs.reset(seed=seed)[0])
+    return args, envs, net, batch
 
 
 # --------------------------------------------------------------------------------- Environment
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_environments_play_as_gymnasium(env_id):
-    """Same actions: same observations, rewards and ends; actions are clipped on the way alone."""
-    envs = Environments(env_id, 2, gamma=0.9)
-    envs.reset(seed=4)
-    twins = [gym.make(env_id) for _ in range(2)]
-    seen = [env.reset(seed=ppo_continuous.derive_seed(4, n))[0] for n, env in enumerate(twins)]
-    rng, scores, expected_finished, finished = np.random.default_rng(0), [0.0, 0.0], [], []
-    discounted = [0.0, 0.0]
-    for _ in range(450):
-        np.testing.assert_array_equal(envs.obs, np.stack(seen))
-        if env_id == "CartPole-v1":
-            actions = rng.integers(0, 2, 2)
-        else:
-            actions = rng.normal(0, 3, (2, 1)).astype(np.float32)
-        rewards, terminated, truncated, final_obs, over = envs.step(actions)
-        finished += over
-        returns = envs.discounted_returns.tolist()
-        for n, env in enumerate(twins):
-            action = actions[n] if env_id == "CartPole-v1" else np.clip(actions[n], -2, 2)
-            seen[n], reward, terminal, cut, _ = env.step(action)
-            assert (reward, terminal, cut) == (rewards[n], terminated[n], truncated[n])
-            scores[n] += reward
-            discounted[n] = 0.9 * discounted[n] + reward
-            assert returns[n] == pytest.approx(discounted[n])
-            if cut:
-                np.testing.assert_array_equal(dict(final_obs)[n], seen[n])
-            if terminal or cut:
-                expected_finished.append(scores[n])
-                scores[n] = discounted[n] = 0.0
-                seen[n], _ = env.reset()
-    assert [score for score, _ in finished] == pytest.approx(expected_finished) and finished
-
-
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "HalfCheetah-v5"])
-def test_reset_in_mid_episode_equals_a_new_process(env_id):
-    """Exact resume rests on this."""
-    traces = []
-    for warm_up in (0, 57):
-        envs = Environments(env_id, 2, gamma=0.9)
-        for seed, steps in ((1, warm_up), (5, 120)):
-            envs.reset(seed)
-            envs.action_space.seed(3)
-            trace = []
-            for _ in range(steps):
-                actions = np.stack([envs.action_space.sample() for _ in range(2)])
-                trace.append((envs.step(actions)[0].tolist(), envs.obs.tolist()))
-        traces.append(trace)
-    assert traces[0] == traces[1]
-
-
-def test_rollout_stores_what_happened():
-    for env_id in ("CartPole-v1", "Pendulum-v1"):
-        torch.manual_seed(0)
-        envs, twin = Environments(env_id, 3, 0.9), Environments(env_id, 3, 0.9)
-        envs.reset(2), twin.reset(2)
-        net = ActorCritic(envs.obs.shape[1], envs.action_space, orthogonal=False)
-        net.obs_moments.add(torch.randn(50, envs.obs.shape[1], dtype=torch.float64))
-        batch = make_batch(230, envs)
-        finished = rollout(envs, net, batch)
-        expected, cut = [], {}
-        for t in range(230):
-            np.testing.assert_array_equal(batch.raw_obs[t].numpy(), twin.obs)
-            rewards, terminated, truncated, last, over = twin.step(batch.actions[t].numpy())
-            assert batch.rewards[t].tolist() == pytest.approx(rewards.tolist())
-            assert batch.terminated[t].tolist() == terminated.tolist()
-            assert batch.truncated[t].tolist() == truncated.tolist()
-            cut |= {(t, n): obs for n, obs in last}
-            expected += [(t, score, length) for score, length in over]
-        assert finished == expected != []
-        moments = net.obs_moments
-
-        def seen(obs, moments=moments):
-            z = (torch.as_tensor(obs) - moments.mean) / (moments.var + 1e-8).sqrt()
-            return z.clamp(-10, 10).float()
-
+@pytest.mark.parametrize("env_id, own", [
+    ("CartPole-v1", {}), ("Pendulum-v1", {"norm_obs": False}), ("Probe-v0", {}), ("Ends-v0", {}),
+    ("Effort-v0", {}), ("Effort-v0", {"clip_actions": False}),
+])  # fmt: skip
+def test_rollout_stores_what_happened(env_id, own):
+    """Two rollouts: gymnasium's own tasks, given the same actions, show the same. Actions are
+    clipped on the way alone, and those of a Discrete begin at its start."""
+    num_steps = 232
+    _, envs, net, batch = begin(env_id, num_steps=num_steps, orthogonal=False, **own)
+    net.obs_moments.add(torch.randn(50, *envs.single_observation_space.shape).double())
+    twins, space = [gym.make(env_id) for _ in range(2)], envs.single_action_space
+    seen = [env.reset(seed=4 + n)[0].copy() for n, env in enumerate(twins)]
+    score, length, ends = [0.0, 0.0], [0, 0], []
+    for _ in range(2):
+        episodes, expected = rollout(envs, net, batch), []
+        for t, n in np.ndindex(num_steps, 2):
+            np.testing.assert_array_equal(batch.raw_obs[t, n], seen[n])
+            action = batch.actions[t, n].numpy()
+            if isinstance(space, Discrete):
+                action = action + space.start
+            elif own.get("clip_actions", True):
+                action = np.clip(action, space.low, space.high)
+            obs, reward, terminated, truncated, _ = twins[n].step(action)
+            np.testing.assert_array_equal(batch.next_obs[t, n], obs)
+            seen[n], score[n], length[n] = obs.copy(), score[n] + reward, length[n] + 1
+            assert batch.rewards[t, n].item() == pytest.approx(reward)
+            happened = batch.terminated[t, n].item(), batch.truncated[t, n].item()
+            assert happened == (terminated, truncated)
+            if terminated or truncated:
+                expected.append((t, pytest.approx(score[n]), length[n]))
+                ends.append(happened)
+                seen[n], score[n], length[n] = twins[n].reset()[0].copy(), 0.0, 0
+        assert episodes == expected != []
+        np.testing.assert_array_equal(batch.raw_obs[-1], seen)
+        assert env_id != "Effort-v0" or batch.actions.abs().max() > 1  # the policy's, not clipped
         with torch.no_grad():
-            for t in (0, 100, 229):
-                pi, values = net(seen(batch.raw_obs[t]))
-                log_probs = pi.log_prob(batch.actions[t])
-                torch.testing.assert_close(batch.log_probs.view(230, 3)[t], log_probs)
-                torch.testing.assert_close(batch.values[t], values)
-            torch.testing.assert_close(batch.values[-1], net(seen(twin.obs))[1])
-            for (t, n), obs in cut.items():
-                value = net(seen(obs)[None])[1][0]
-                torch.testing.assert_close(batch.final_values[t, n], value)
-        assert (len(cut) > 0) == (env_id == "Pendulum-v1")
+            obs, next_obs = net.normalise(batch.raw_obs[:-1]), net.normalise(batch.next_obs)
+            torch.testing.assert_close(batch.obs, obs)
+            torch.testing.assert_close(batch.pi_old, net.pi_params(obs))
+            torch.testing.assert_close(batch.log_probs, net.pi(obs).log_prob(batch.actions))
+            torch.testing.assert_close(batch.values, net.critic(obs)[..., 0])
+            torch.testing.assert_close(batch.next_values, net.critic(next_obs)[..., 0])
+    assert set(ends) == {(0, 1) if env_id in ("Pendulum-v1", "Probe-v0") else (1, 0)}
+
+
+NAN = np.full(1, np.nan, np.float32)
+WRONG = [
+    ("observation must", {"returned": np.zeros(2, np.float32), "size": 2}),  # without infos
+    ("observation must", {"reset": np.zeros(1, np.float32), "size": 3}),
+    ("observation must", {"step": np.zeros(1, np.float32), "size": 3}),
+    ("reward must", {"reward": [1.0, 2.0]}), ("reward must", {"reward": np.ones(2)}),
+    ("reward is nan", {"reward": math.nan}), ("reward is inf", {"reward": math.inf}),
+    ("observation is nan", {"reset": NAN}), ("observation is nan", {"step": NAN}),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("message, wrong", WRONG)
+def test_a_task_that_breaks_its_promises_is_refused(message, wrong, script, monkeypatch):
+    spec = gym.envs.registration.EnvSpec("Wrong-v0", probes.Wrong, kwargs=wrong)
+    monkeypatch.setitem(gym.registry, "Wrong-v0", spec)
+    with pytest.raises(ValueError if "must" in message else FloatingPointError, match=message):
+        _, envs, net, batch = begin("Wrong-v0", script)
+        script.rollout(envs, net, batch)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_task_of_ones_own_trains(script, tmp_path):
+    """With actions of 16 bits."""
+    _, score = probes.train(script, tmp_path, env_id="Half-v0", num_steps=64, total_steps=128)
+    assert score == 10
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_task_that_changes_its_observation_in_place_is_seen_right(script):
+    """At the time limit, too, which a reset follows within the step."""
+    _, envs, net, batch = begin("InPlace-v0", script)
+    script.rollout(envs, net, batch)
+    assert batch.next_obs[:10, 0].flatten().tolist() == list(range(1, 11))
 
 
 # ------------------------------------------------------------------------------------- Network
@@ -160,96 +145,66 @@ def test_running_moments_are_numpys():
         moments.add(torch.from_numpy(chunk))
     everything = np.concatenate(chunks)
     assert moments.count == 211
-    np.testing.assert_allclose(moments.mean.numpy(), everything.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(moments.var.numpy(), everything.var(0), rtol=1e-12)
-    assert {"count", "mean", "var"} == moments.state_dict().keys()
+    np.testing.assert_allclose(moments.mean, everything.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(moments.var, everything.var(0), rtol=1e-12)
+    np.testing.assert_allclose(moments.std, everything.std(0), rtol=1e-8)
 
 
 def test_normalise_clips_at_10_and_can_be_off():
-    net = ActorCritic(1, Discrete(2))
-    net.obs_moments.add(torch.tensor([[1.0], [3.0]], dtype=torch.float64))
-    obs = torch.tensor([[2.0], [3.0], [1e6], [-1e6]], dtype=torch.float64)
-    torch.testing.assert_close(net.normalise(obs)[:, 0], torch.tensor([0.0, 1.0, 10.0, -10.0]))
-    net = ActorCritic(1, Discrete(2), norm_obs=False)
-    assert torch.equal(net.normalise(obs), obs.float())
+    net = make_net(num_inputs=1)
+    net.obs_moments.add(torch.tensor([[1.0], [3.0]]).double())
+    obs = torch.tensor([[2.0], [3.0], [1e6], [-1e6]]).double()
+    torch.testing.assert_close(net.normalise(obs)[:, 0], torch.tensor([0.0, 1, 10, -10]))
+    assert torch.equal(make_net(norm_obs=False).normalise(obs), obs.float())
 
 
-def test_network_is_that_of_the_paper():
-    net = ActorCritic(17, Box(-1, 1, (6,)))
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_network_is_that_of_the_paper(orthogonal):
+    net = ActorCritic(Box(-1, 1, (17,)), Box(-1, 1, (6,)), settings(orthogonal=orthogonal))
     weights = 2 * (64 * 18 + 64 * 65) + 6 * 65 + 65 + 6
-    assert sum(p.numel() for p in net.parameters()) == weights
+    assert sum(p.numel() for p in net.parameters()) == weights and not net.log_std.any()
     for mlp, head in ((net.actor, 0.01), (net.critic, 1.0)):
+        assert [type(layer) for layer in mlp[1::2]] == [torch.nn.Tanh] * 2 and len(mlp) == 5
         for layer, gain in zip((mlp[0], mlp[2], mlp[4]), (2**0.5, 2**0.5, head), strict=True):
             w = layer.weight if layer.weight.shape[0] <= layer.weight.shape[1] else layer.weight.T
-            torch.testing.assert_close(w @ w.T, gain**2 * torch.eye(len(w)), rtol=0, atol=1e-4)
-            assert not layer.bias.any()
-        assert isinstance(mlp[1], torch.nn.Tanh) and len(mlp) == 5
-    pi, values = net(torch.randn(3, 17))
-    assert pi.mean.shape == (3, 6) and values.shape == (3,) and (pi.stddev == 1).all()
+            close = torch.allclose(w @ w.T, gain**2 * torch.eye(len(w)), rtol=0, atol=1e-4)
+            assert (close and not layer.bias.any()) == orthogonal
 
 
-def policies(kind, size=5):
-    """Two policies for three actions, or for actions of three components."""
-    rng = torch.Generator().manual_seed(0)
-    first, second = torch.randn(2, size, 3, dtype=torch.float64, generator=rng)
-    if kind == "softmax":
-        return Categorical(logits=first), Categorical(logits=second)
-    stds = (torch.randn(2, 3, dtype=torch.float64, generator=rng) * 0.5).exp()
-    return Independent(Normal(first, stds[0]), 1), Independent(Normal(second, stds[1]), 1)
-
-
-@pytest.mark.parametrize("action_space", [Discrete(3), Box(-1, 1, (2,))])
-def test_pi_is_softmax_or_normal(action_space):
+@pytest.mark.parametrize("space", SPACES)
+def test_pi_is_a_softmax_or_a_normal(space):
     """Of the actor's outputs and the stds, written out."""
-    torch.manual_seed(0)
-    net, obs = ActorCritic(4, action_space, orthogonal=False), torch.randn(5, 4)
+    net, obs = make_net(space), torch.randn(5, 4)
     with torch.no_grad():
-        pi, values = net(obs)
-        out = net.actor(obs).double().numpy()
-        torch.testing.assert_close(values, net.critic(obs)[:, 0])
+        pi, out = net.pi(obs), net.actor(obs).double().numpy()
+        assert torch.equal(net.value(obs), net.critic(obs)[:, 0])
     actions = pi.sample()
-    if net.log_std is None:
+    if net.discrete:
         expected = np.exp(out[range(5), actions]) / np.exp(out).sum(-1)
         assert torch.equal(pi.mode, torch.from_numpy(out.argmax(-1)))
     else:
-        net.log_std.data.copy_(torch.tensor([-1.0, 0.3]))
-        pi, std = net.pi(obs), np.exp([-1.0, 0.3])
+        std = np.exp([-1.0, 0.3])
         z = (actions.double().numpy() - out) / std
         expected = (np.exp(-(z**2) / 2) / (std * math.sqrt(2 * math.pi))).prod(-1)
-        assert torch.equal(pi.mode, net.actor(obs))
+        np.testing.assert_array_equal(pi.mode, out)
     assert pi.log_prob(actions).exp().tolist() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["softmax", "normal"])
-@pytest.mark.parametrize("indices", [slice(1, 3), torch.tensor([4, 0])])
-def test_select_takes_the_policy_of_some_states(kind, indices):
-    old, new = policies(kind)
-    some_old, some_new = select(old, indices), select(new, indices)
-    torch.testing.assert_close(kl_divergence(some_old, some_new), kl_divergence(old, new)[indices])
-    actions = new.sample()
-    torch.testing.assert_close(some_old.log_prob(actions[indices]), old.log_prob(actions)[indices])
-    assert torch.equal(select(actions, indices), actions[indices])
-
-
 @pytest.mark.parametrize("norm_obs", [True, False])
-@pytest.mark.parametrize("action_space", [Discrete(3), Box(-1, 1, (2,))])
-def test_numpy_policy_samples_pi(action_space, norm_obs):
-    torch.manual_seed(0)
-    net = ActorCritic(4, action_space, orthogonal=False, norm_obs=norm_obs)
-    net.obs_moments.add(3 * torch.randn(50, 4, dtype=torch.float64))
-    if net.log_std is not None:
-        net.log_std.data.copy_(torch.tensor([-1.0, 0.3]))
+@pytest.mark.parametrize("space", SPACES)
+def test_the_numpy_policy_samples_pi(space, norm_obs):
+    net = make_net(space, norm_obs=norm_obs)
+    net.obs_moments.add(3 * torch.randn(50, 4).double())
     obs = np.random.default_rng(0).normal(0, 3, (2, 4))
     obs[0, 0], obs[1, 3] = 100, -100  # more than 10 standard deviations off
     steps = 20_000
-    policy = ppo_continuous.numpy_policy(net, steps, 2)
-    actions = torch.as_tensor(np.stack([policy(t, obs) for t in range(steps)]))
     with torch.no_grad():
+        policy = ppo_continuous.make_policy(net, steps, 2)
         pi = net.pi(net.normalise(torch.from_numpy(obs)))
-    if net.log_std is None:
-        for n in range(2):
-            frequencies = torch.bincount(actions[:, n], minlength=3) / steps
-            assert (frequencies - pi.probs[n]).abs().max() < 4 * 0.5 / steps**0.5
+    actions = torch.as_tensor(np.stack([policy(t, obs) for t in range(steps)]))
+    if net.discrete:
+        frequencies = torch.nn.functional.one_hot(actions, 3).double().mean(0)
+        assert (frequencies - pi.probs).abs().max() < 4 * 0.5 / steps**0.5
     else:
         z = (actions - pi.mean) / pi.stddev
         assert z.mean(0).abs().max() < 4 / steps**0.5
@@ -259,485 +214,360 @@ def test_numpy_policy_samples_pi(action_space, norm_obs):
 # ---------------------------------------------------------------------------------- Advantages
 
 
+def random_ends(*shape):
+    """Where episodes end, and where they are cut off."""
+    return (torch.rand(2, *shape) < 0.15).float()
+
+
 def test_gae_is_eq_11_past_no_end():
-    rng = torch.Generator().manual_seed(0)
-    rewards, values, next_values = torch.randn(3, 40, 3, dtype=torch.float64, generator=rng)
-    terminated, truncated = (torch.rand(2, 40, 3, generator=rng) < 0.15).double()
+    torch.manual_seed(0)
+    rewards, values, next_values = torch.randn(3, 40, 3).double()
+    terminated, truncated = random_ends(40, 3).double()
     result = gae(rewards, values, next_values, terminated, truncated, 0.9, 0.7)
-    for n in range(3):
-        for t in range(40):
-            advantage = 0.0
-            for k in range(t, 40):
-                delta = rewards[k, n] - values[k, n]
-                delta += 0.9 * next_values[k, n] * (0 if terminated[k, n] else 1)
-                advantage += 0.63 ** (k - t) * delta.item()
-                if terminated[k, n] or truncated[k, n]:
-                    break
-            assert result[t, n].item() == pytest.approx(advantage, abs=1e-12)
+    for t, n in np.ndindex(40, 3):
+        advantage = 0.0
+        for k in range(t, 40):
+            delta = rewards[k, n] - values[k, n]
+            delta += 0.9 * next_values[k, n] * (0 if terminated[k, n] else 1)
+            advantage += 0.63 ** (k - t) * delta.item()
+            if terminated[k, n] or truncated[k, n]:
+                break
+        assert result[t, n].item() == pytest.approx(advantage, abs=1e-12)
 
 
 @pytest.mark.parametrize("env_id, value", [("Probe-v0", 10.0), ("Ends-v0", 6.5132)])
 def test_targets_at_a_time_limit_and_at_an_end(env_id, value):
     """Reward 1 a step, γ = 0.9. Cut after 10 steps by a limit, a state is worth 1 / (1 - γ) = 10,
     the critic knows; ended after 10 steps, the first is worth (1 - γ^10) / (1 - γ) = 6.51."""
-    envs = Environments(env_id, 2, 0.9)
-    envs.reset(1)
-    net = ActorCritic(1, envs.action_space)
+    _, envs, net, batch = begin(env_id, num_steps=40, minibatch_size=20)
     net.critic[-1].weight.data.zero_(), net.critic[-1].bias.data.fill_(10)
-    batch = make_batch(40, envs)
-    finished = rollout(envs, net, batch)
-    assert [length for _, _, length in finished] == [10] * 8
-    assert batch.truncated.any() == (env_id == "Probe-v0")
+    assert [length for _, _, length in rollout(envs, net, batch)] == [10] * 8
     for gae_lambda in (1.0, 0.95):
-        ppo_continuous.estimate_advantages(batch, 0.9, gae_lambda)
+        estimate_advantages(batch, 0.9, gae_lambda)
+        torch.testing.assert_close(batch.targets - batch.values, batch.advantages)
         if gae_lambda == 1.0 or env_id == "Probe-v0":
             torch.testing.assert_close(batch.targets[0], torch.full((2,), value), rtol=1e-4, atol=0)
 
 
 def test_rewards_are_scaled_by_the_std_of_discounted_returns():
-    envs = Environments("Ends-v0", 2, 0.9)
-    envs.reset(1)
-    net = ActorCritic(1, envs.action_space)
-    batch = make_batch(25, envs)
-    returns = []
-    for _ in range(2):
-        rollout(envs, net, batch)
-        ppo_continuous.scale_rewards(batch, net.return_moments)
-        returns += batch.discounted_returns.flatten().tolist()
-        assert batch.rewards.flatten().tolist() == pytest.approx([1 / np.std(returns)] * 50)
-    one_episode = [(1 - 0.9**k) / 0.1 for k in range(1, 11)]
-    assert returns[::2] == pytest.approx((one_episode * 5)[:50])
+    """Of all so far; a rollout goes on with the last one's returns; ±10 is the most."""
+    torch.manual_seed(0)
+    moments, old, kept = RunningMoments(), [[], []], np.zeros(2)
+    for largest in (0.0, 1000.0, 0.0):
+        terminated, truncated = random_ends(200, 2)
+        rewards = 1 + torch.randn(200, 2)
+        rewards[7], rewards[-1], terminated[-1], truncated[-1] = largest, -largest, 0, 0
+        batch = SimpleNamespace(rewards=rewards.clone(), terminated=terminated, truncated=truncated,
+                                discounted_return=kept)  # fmt: skip
+        ppo_continuous.scale_rewards(batch, moments, 0.5)
+        for t, n in np.ndindex(200, 2):
+            new_episode = not old[n] or old[n][-1][1]
+            discounted = rewards[t, n].item() + (0 if new_episode else 0.5 * old[n][-1][0])
+            old[n].append((discounted, bool(terminated[t, n] + truncated[t, n])))
+        std = np.std([discounted for rows in old for discounted, _ in rows])
+        expected = np.clip(rewards.numpy() / std, -10, 10)
+        np.testing.assert_allclose(batch.rewards, expected, rtol=1e-5)
+        assert (abs(expected) == 10).sum() == (4 if largest else 0)
+        kept = batch.discounted_return
+    batch.rewards.zero_()
+    ppo_continuous.scale_rewards(batch, RunningMoments(), 0.5)
+    assert not batch.rewards.any()  # and not nan
+
+
+# ---------------------------------------------------------------------------------------- Loss
+
+
+def linear_policy(kind, size=20):
+    """A network of linear functions in float64, and a minibatch of another's, near it."""
+    net = make_net(SPACES[KINDS.index(kind)], 3)
+    net.actor, net.critic = torch.nn.Linear(3, net.num_outputs), torch.nn.Linear(3, 1)
+    old = copy.deepcopy(net.double())
+    obs, (advantages, targets) = torch.randn(size, 3).double(), torch.randn(2, size).double()
+    with torch.no_grad():
+        for p in old.parameters():
+            p += 0.3 * torch.randn_like(p)
+        pi_old = old.pi_params(obs)
+        pi = old.distribution(pi_old)
+        actions = pi.sample()
+        batch = {"obs": obs, "actions": actions, "pi_old": pi_old, "advantages": advantages,
+                 "log_probs": pi.log_prob(actions), "targets": targets}  # fmt: skip
+    return net, batch
+
+
+def reference_loss(net, batch, args, eps, beta):
+    """Eq. 6 to 9, one sample after the other. Returns what `ppo_loss` should."""
+    parameters = {name: p.detach().numpy() for name, p in net.named_parameters()}
+    b = {name: x.numpy() for name, x in batch.items()}
+    advantages, size = b["advantages"], len(b["obs"])
+    if args.norm_adv == "minibatch":
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+    rows = []
+    for i in range(size):
+        out = parameters["actor.weight"] @ b["obs"][i] + parameters["actor.bias"]
+        value = parameters["critic.weight"] @ b["obs"][i] + parameters["critic.bias"]
+        action, old = b["actions"][i], b["pi_old"][i]
+        if net.discrete:
+            pi, old = np.exp(out) / np.exp(out).sum(), np.exp(old) / np.exp(old).sum()
+            probability, entropy = pi[action], -(pi * np.log(pi)).sum()
+            kl = (old * np.log(old / pi)).sum()
+        else:
+            std, old_mean, old_std = np.exp(parameters["log_std"]), old[:2], np.exp(old[2:])
+            z = (action - out) / std
+            probability = np.prod(np.exp(-(z**2) / 2) / (std * math.sqrt(2 * math.pi)))
+            entropy = np.log(std * math.sqrt(2 * math.pi * math.e)).sum()
+            square = (old_std**2 + (old_mean - out) ** 2) / (2 * std**2)
+            kl = (np.log(std / old_std) + square - 0.5).sum()
+        ratio = probability / math.exp(b["log_probs"][i])
+        gain = ratio * advantages[i]
+        if args.objective == "clip":
+            gain = min(gain, min(max(ratio, 1 - eps), 1 + eps) * advantages[i])
+        elif args.objective != "none":
+            gain -= beta * kl
+        rows.append((-gain, (value[0] - b["targets"][i]) ** 2, entropy,
+                     ratio - 1 - math.log(ratio), not 1 - eps <= ratio <= 1 + eps))  # fmt: skip
+    names = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction")
+    stats = dict(zip(names, np.mean(rows, 0), strict=True))
+    c1, c2 = args.vf_coef, args.ent_coef
+    return stats["policy_loss"] + c1 * stats["value_loss"] - c2 * stats["entropy"], stats
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("objective", ["clip", "kl-adaptive", "kl-fixed", "none"])
+@pytest.mark.parametrize("norm_adv, c2", [("minibatch", 0.03), ("none", 0.0)])
+def test_loss_and_gradient_are_eq_9(kind, objective, norm_adv, c2):
+    args = settings(objective=objective, norm_adv=norm_adv, vf_coef=0.7, ent_coef=c2)
+    net, batch = linear_policy(kind)
+    loss, stats = ppo_loss(net, **batch, clip_eps=0.15, beta=0.4, args=args)
+    expected, expected_stats = reference_loss(net, batch, args, 0.15, 0.4)
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+    assert {name: x.item() for name, x in stats.items()} == pytest.approx(expected_stats, rel=1e-7)
+    assert 0.2 < stats["clip_fraction"] < 1
+    loss.backward()
+    for p in net.parameters():
+        for k in range(p.numel()):
+            ends = []
+            for shift in (1e-6, -2e-6):
+                p.data.view(-1)[k] += shift
+                ends.append(reference_loss(net, batch, args, 0.15, 0.4)[0])
+            p.data.view(-1)[k] += 1e-6
+            slope = (ends[0] - ends[1]) / 2e-6
+            assert p.grad.view(-1)[k].item() == pytest.approx(slope, abs=2e-7)
 
 
 # -------------------------------------------------------------------------------------- Update
 
 
-def random_minibatch(kind, size=12):
-    rng = torch.Generator().manual_seed(1)
-    old, new = policies(kind, size)
-    torch.manual_seed(0)
-    values, advantages, targets = torch.randn(3, size, dtype=torch.float64, generator=rng)
-    batch = SimpleNamespace(pi_old=old, actions=old.sample())
-    batch.advantages, batch.targets = advantages, targets
-    batch.log_probs = old.log_prob(batch.actions)
-    leaves = [new.logits] if kind == "softmax" else [new.mean, new.stddev[0].log()]
-    return batch, leaves, values
+class Update:
+    """Runs `update` on a rollout of 4 × 16 samples, and keeps what each minibatch gave.
 
-
-def reference_loss(kind, batch, leaves, values, objective, eps, beta, c1, c2, norm_adv):
-    """Eq. 6 to 9, one sample after the other."""
-    advantages = np.array(batch.advantages.tolist())
-    if norm_adv == "minibatch":
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    total = 0.0
-    for i in range(len(values)):
-        if kind == "softmax":
-            unnormalised = np.exp(leaves[0][i].numpy())
-            pi = unnormalised / unnormalised.sum()
-            old = batch.pi_old.probs[i].numpy()
-            probability, entropy = pi[batch.actions[i]], -(pi * np.log(pi)).sum()
-            kl = (old * np.log(old / pi)).sum()
-        else:
-            mean, std = leaves[0][i].numpy(), np.exp(leaves[1].numpy())
-            old_mean, old_std = batch.pi_old.mean[i].numpy(), batch.pi_old.stddev[i].numpy()
-            z = (batch.actions[i].numpy() - mean) / std
-            probability = np.prod(np.exp(-(z**2) / 2) / (std * math.sqrt(2 * math.pi)))
-            entropy = (np.log(std * math.sqrt(2 * math.pi * math.e))).sum()
-            square = (old_std**2 + (old_mean - mean) ** 2) / (2 * std**2)
-            kl = (np.log(std / old_std) + square - 0.5).sum()
-        ratio = probability / math.exp(batch.log_probs[i])
-        gain = ratio * advantages[i]
-        if objective == "clip":
-            gain = min(gain, min(max(ratio, 1 - eps), 1 + eps) * advantages[i])
-        elif objective != "none":
-            gain -= beta * kl
-        error = (values[i] - batch.targets[i]).item() ** 2
-        total += (gain - c1 * error + c2 * entropy) / len(values)
-    return -total
-
-
-@pytest.mark.parametrize("kind", ["softmax", "normal"])
-@pytest.mark.parametrize("objective", ["clip", "kl-adaptive", "kl-fixed", "none"])
-@pytest.mark.parametrize("norm_adv, c2", [("minibatch", 0.03), ("rollout", 0.0), ("none", 0.0)])
-def test_loss_and_gradient_are_eq_9(kind, objective, norm_adv, c2):
-    batch, leaves, values = random_minibatch(kind)
-    args = (objective, 0.2, 0.4, 0.7, c2, norm_adv)
-    tensors = [*leaves, values]
-    for tensor in tensors:
-        tensor.requires_grad_()
-    if kind == "softmax":
-        pi = Categorical(logits=leaves[0])
-    else:
-        pi = Independent(Normal(leaves[0], leaves[1].exp()), 1)
-    loss = ppo_loss(pi, values, batch, *args)
-    plain = [tensor.detach().clone() for tensor in tensors]
-    expected = reference_loss(kind, batch, plain[:-1], plain[-1], *args)
-    assert loss.item() == pytest.approx(expected, rel=1e-12)
-    loss.backward()
-    h = 1e-6
-    for tensor, moved in zip(tensors, plain, strict=True):
-        for k in range(moved.numel()):
-            ends = []
-            for shift in (h, -2 * h):
-                moved.view(-1)[k] += shift
-                ends.append(reference_loss(kind, batch, plain[:-1], plain[-1], *args))
-            moved.view(-1)[k] += h
-            slope = (ends[0] - ends[1]) / (2 * h)
-            assert tensor.grad.view(-1)[k].item() == pytest.approx(slope, abs=2e-7)
-
-
-@pytest.mark.parametrize("kl, beta", [
-    (0.0, 2.0), (0.00999, 2.0), (0.015 / 1.5, 4.0), (0.012, 4.0), (0.015 * 1.5, 4.0),
-    (0.02251, 8.0), (9.0, 8.0),
-])  # fmt: skip
-def test_the_adaptive_beta_at_its_borders(kl, beta):
-    """For a target of 0.015; and again from where it has got to."""
-    penalty = Penalty(4.0)
-    assert penalty.beta.shape == () and not penalty.beta.requires_grad
-    for factor in (1, beta / 4):
-        penalty.adapt(kl, 0.015)
-        assert penalty.beta.item() == beta * factor
-    restored = Penalty(1.0)
-    restored.load_state_dict(penalty.state_dict())
-    assert restored.beta.item() == beta * beta / 4
-
-
-@pytest.mark.parametrize("low, high", [(0.0, 1.0), (1.0, 0.0)])
-def test_adaptive_beta_comes_back_from_far_away(low, high):
-    penalty = Penalty(1.0)
-    for _ in range(200):
-        penalty.adapt(low, 0.01)
-    assert 0 < penalty.beta < math.inf
-    far = penalty.beta.item()
-    penalty.adapt(high, 0.01)
-    assert penalty.beta.item() == far * (2 if high else 0.5)
-
-
-def test_annealing():
-    flags = ["--num-envs", "1", "--num-steps", "256", "--total-steps", "256000"]
-    both, rate, none = (settings(*flags, "--anneal", a) for a in ("both", "learning-rate", "none"))
-    alpha = both.learning_rate
-    assert ppo_continuous.anneal(both, 250) == pytest.approx((0.75 * alpha, 0.15))
-    assert ppo_continuous.anneal(rate, 250) == pytest.approx((0.75 * alpha, 0.2))
-    assert ppo_continuous.anneal(none, 250) == pytest.approx((alpha, 0.2))
-    assert ppo_continuous.anneal(both, 0) == (alpha, 0.2)
-
-
-class UpdateLog:
-    """Runs `update` on a rollout of CartPole or Pendulum and keeps what each minibatch gave.
-
-    grad_norms: of ppo_loss on each minibatch, at the network as it was then
+    SGD takes Adam's place, so that a step shows the gradient and not its sign alone.
     """
 
-    def __init__(self, *flags, env_id="Pendulum-v1", spoil=None, rate=1e-3, clip_eps=0.2, beta=1.0):
-        self.args = args = settings(
-            "--env-id", env_id, "--num-envs", "4", "--num-steps", "16", "--minibatch-size", "16",
-            *(["--objective", "kl-fixed"] if "--objective" not in flags else []), *flags,
-        )  # fmt: skip
-        torch.manual_seed(0)
-        envs = Environments(env_id, 4, args.gamma)
-        envs.reset(1)
-        self.net = ActorCritic(envs.obs.shape[1], envs.action_space, orthogonal=False)
-        # the step size that Adam begins with is not the one to be taken
-        self.optimizer = torch.optim.Adam(self.net.parameters(), 9.0, fused=True)
-        self.batch = batch = make_batch(16, envs)
-        rollout(envs, self.net, batch)
-        batch.targets = targets = torch.randn(16, 4)
-        batch.advantages = targets - batch.values[:-1]
-        self.targets, self.seen, self.ratios, self.kls = targets.flatten(), [], [], []
-        self.grad_norms, self.advantages = [], []
+    def __init__(self, env_id="Pendulum-v1", spoil=1.0, rate=0.5, **own):
+        own = {"num_envs": 4, "num_steps": 16, "objective": "kl-fixed", "vf_coef": 0.1} | own
+        self.args, envs, self.net, self.batch = begin(env_id, orthogonal=False, **own)
+        rollout(envs, self.net, self.batch)
+        estimate_advantages(self.batch, 0.9, 0.9)
+        self.batch.targets *= spoil
+        self.before, self.indices, self.calls = copy.deepcopy(self.net), [], []
+        optimizer = torch.optim.SGD(self.net.parameters(), 9.0)  # not the step size to be taken
 
-        def backward(net, minibatch, clip_eps, beta, args):
-            twin = copy.deepcopy(net)
-            pi, values = twin(minibatch.obs)
-            ppo_loss(pi, values, minibatch, args.objective, clip_eps, beta, args.vf_coef,
-                     args.ent_coef, args.norm_adv).backward()  # fmt: skip
-            squares = [p.grad.square().sum().item() for p in twin.parameters()]
-            self.grad_norms.append(math.sqrt(sum(squares)))
-            with torch.no_grad():
-                pi = net.pi(minibatch.obs)
-            self.seen.append(minibatch.targets)
-            self.advantages.append(minibatch.advantages)
-            if args.objective.startswith("kl"):
-                self.kls.append(kl_divergence(minibatch.pi_old, pi).mean().item())
-            self.ratios.append((pi.log_prob(minibatch.actions) - minibatch.log_probs).exp())
-            if spoil:
-                minibatch.targets = minibatch.targets * spoil
-            return ppo_continuous.compute_gradients(net, minibatch, clip_eps, beta, args)
+        def gradients(net, samples, indices, clip_eps, beta, args):
+            self.indices.append(indices)
+            stats = ppo_continuous.compute_gradients(net, samples, indices, clip_eps, beta, args)
+            self.calls.append({name: x.item() for name, x in stats.items()})
+            return stats
 
-        self.old = batch.pi_old
-        self.stats = ppo_continuous.update(backward, self.net, self.optimizer, batch, rate,
-                                           clip_eps, torch.tensor(beta), args)  # fmt: skip
-        with torch.no_grad():
-            self.new, self.values = self.net(batch.obs)
+        self.stats = ppo_continuous.update(gradients, self.net, optimizer, self.batch, rate, 0.15,
+                                           torch.tensor(0.7), self.args)  # fmt: skip
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-@pytest.mark.parametrize("objective, norm_adv", [
-    ("clip", "minibatch"), ("clip", "rollout"), ("clip", "none"), ("kl-adaptive", "minibatch"),
-    ("kl-fixed", "minibatch"), ("none", "minibatch"),
+@pytest.mark.parametrize("env_id", TASKS)
+@pytest.mark.parametrize("own", [
+    {"objective": "clip", "max_grad_norm": 0.1}, {"objective": "clip", "max_grad_norm": 0.0},
+    {"objective": "clip", "norm_adv": "rollout"}, {"norm_adv": "none"},
 ])  # fmt: skip
-def test_update_says_what_happened(env_id, objective, norm_adv):
-    """Every number it returns, after torch.distributions and numpy, sample by sample."""
-    log = UpdateLog("--objective", objective, "--num-epochs", "2", "--max-grad-norm", "0.3",
-                    "--norm-adv", norm_adv, env_id=env_id, rate=2e-2, clip_eps=0.15,
-                    beta=0.7)  # fmt: skip
-    batch = log.batch
-    actions = batch.actions.flatten(0, 1)
-    old, new = log.old, log.new
-    ratios = (new.log_prob(actions) - old.log_prob(actions)).exp().tolist()
-    kls = kl_divergence(old, new).tolist()
-    advantages, targets = batch.advantages.flatten().tolist(), log.targets.tolist()
-    gains, outside = [], {"below": 0, "above": 0}
-    used = np.array(advantages)
-    if norm_adv != "none":
-        used = (used - used.mean()) / used.std()
-    for ratio, kl, advantage in zip(ratios, kls, used.tolist(), strict=True):
-        gain = ratio * advantage
-        if objective == "clip":
-            gain = min(gain, min(max(ratio, 0.85), 1.15) * advantage)
-        elif objective != "none":
-            gain -= 0.7 * kl
-        gains.append(gain)
-        outside["below"] += ratio < 0.85
-        outside["above"] += ratio > 1.15
-    errors = [(v - target) ** 2 for v, target in zip(log.values.tolist(), targets, strict=True)]
-    weights = torch.cat([p.detach().flatten() for p in log.net.parameters()])
-    expected = {
-        "kl": np.mean(kls),
-        "clip_fraction": sum(outside.values()) / 64,
-        "policy_loss": -np.mean(gains),
-        "value_loss": np.mean(errors),
-        "entropy": new.entropy().mean().item(),
-        "grad_norm": np.mean(log.grad_norms),  # before it is clipped
-        "weight_norm": weights.double().square().sum().sqrt().item(),
-        "explained_variance": 1 - np.var(advantages) / np.var(targets),
-        "learning_rate": 2e-2,
-    } | ({"beta": 0.7} if objective.startswith("kl") else {})
-    assert log.stats.keys() == expected.keys()
-    for name, value in expected.items():
-        assert type(log.stats[name]) is float, name
-        assert log.stats[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
-    assert min(outside.values()) > 0 and sum(outside.values()) < 64
-    assert len(log.grad_norms) == 8 and min(log.grad_norms) > 0.3
+def test_update_descends_each_minibatch_and_says_what_happened(env_id, own):
+    """θ after it: the gradient of each minibatch, clipped, times the step size that was given."""
+    update = Update(env_id, num_epochs=2, **own)
+    net, batch, args, calls = update.before, update.batch, update.args, []
+    names = ("obs", "actions", "pi_old", "log_probs", "advantages", "targets")
+    samples = {name: getattr(batch, name).flatten(0, 1) for name in names}
+    if args.norm_adv == "rollout":
+        a = samples["advantages"]
+        samples["advantages"] = (a - a.mean()) / a.std(correction=0)
+    for indices in update.indices:
+        minibatch = {name: x[indices] for name, x in samples.items()}
+        loss, stats = ppo_loss(net, **minibatch, clip_eps=0.15, beta=0.7, args=args)
+        parameters = list(net.parameters())
+        gradient = torch.autograd.grad(loss, parameters)
+        norm = math.sqrt(sum(g.square().sum().item() for g in gradient))
+        shorter = min(1, args.max_grad_norm / norm) if args.max_grad_norm else 1
+        for p, g in zip(parameters, gradient, strict=True):
+            p.data -= 0.5 * shorter * g
+        calls.append({name: x.item() for name, x in stats.items()} | {"grad_norm": norm})
+    for one, other in zip(net.parameters(), update.net.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    with torch.no_grad():
+        old, new = net.distribution(batch.pi_old), net.pi(batch.obs)
+        kl = torch.distributions.kl_divergence(old, new).mean().item()
+    unexplained = np.var(batch.advantages.numpy()) / np.var(batch.targets.numpy())
+    expected = {name: np.mean([call[name] for call in calls]) for name in calls[0]} | {
+        "kl": kl, "learning_rate": 0.5, "beta": 0.7, "explained_variance": 1 - unexplained,
+    }  # fmt: skip
+    assert update.stats == pytest.approx(expected, rel=2e-3, abs=1e-5) and kl > 1e-4
+    assert all(type(value) is float for value in update.stats.values()) and len(calls) == 8
+    assert max(call["grad_norm"] for call in calls) > args.max_grad_norm
 
 
-@pytest.mark.parametrize("rate", [0.0, 1e-3])
-def test_update_takes_steps_of_the_size_that_it_is_given(rate):
-    """Adam moves no weight by much more than its step size, and with none it moves nothing."""
-    log, still = UpdateLog("--num-epochs", "1", rate=rate), UpdateLog("--num-epochs", "1", rate=0.0)
-    pairs = zip(log.net.parameters(), still.net.parameters(), strict=True)
-    moved = max((one - other).abs().max().item() for one, other in pairs)
-    assert log.optimizer.param_groups[0]["lr"] == rate
-    assert (moved > rate) == (rate > 0) and moved <= 4.01 * rate
-
-
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_the_first_minibatch_has_ratio_one_and_kl_is_measured_at_the_end(env_id):
-    log = UpdateLog(env_id=env_id)
-    torch.testing.assert_close(log.ratios[0], torch.ones(16))
-    assert abs(log.kls[0]) < 1e-6 < log.kls[-1]
-    assert log.stats["kl"] == pytest.approx(kl_divergence(log.old, log.new).mean().item(), rel=1e-5)
+@pytest.mark.parametrize("env_id", TASKS)
+def test_the_first_minibatch_has_ratio_1_and_every_epoch_every_sample(env_id):
+    update = Update(env_id, num_epochs=3)
+    first, *_, last = update.calls
+    assert abs(first["approx_kl"]) < 1e-6 < last["approx_kl"] and first["clip_fraction"] == 0
     if env_id == "Pendulum-v1":  # the old std is a copy
-        assert (log.old.stddev == 1).all() and log.net.log_std.any()
-
-
-def test_every_epoch_sees_every_sample_once_in_a_new_order():
-    log = UpdateLog("--num-epochs", "3")
-    epochs = [torch.cat(log.seen[4 * k : 4 * k + 4]) for k in range(3)]
-    assert len(log.seen) == 12
-    for epoch in epochs:
-        assert torch.equal(epoch.sort().values, log.targets.sort().values)
-    assert not torch.equal(epochs[0], epochs[1]) and not torch.equal(epochs[0], log.targets)
-
-
-@pytest.mark.parametrize("norm_adv", ["rollout", "none"])
-def test_advantages_are_standardised_once_a_rollout(norm_adv):
-    log = UpdateLog("--norm-adv", norm_adv, "--num-epochs", "1")
-    expected = log.batch.advantages.flatten()
-    if norm_adv == "rollout":
-        expected = (expected - expected.mean()) / expected.std(correction=0)
-    given = torch.cat(log.advantages)
-    torch.testing.assert_close(given.sort().values, expected.sort().values, rtol=1e-4, atol=1e-5)
+        assert not update.batch.pi_old[..., 1:].any() and update.net.log_std.any()
+    epochs = [torch.cat(update.indices[4 * k : 4 * k + 4]).tolist() for k in range(3)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(64))] * 3
+    assert list(range(64)) != epochs[0] != epochs[1] != epochs[2] and len(update.indices) == 12
 
 
 def test_target_kl_ends_the_epochs():
     """Where the KL after one is just above 1.5 times the target, and not just below."""
-    kl = UpdateLog("--num-epochs", "1").stats["kl"]
+    kl = Update(num_epochs=1).stats["kl"]
     for share, epochs in ((0.99, 1), (1.01, 2)):
-        log = UpdateLog("--num-epochs", "2", "--target-kl", str(share * kl / 1.5))
-        assert len(log.seen) == 4 * epochs
-
-
-def test_gradient_norm_is_clipped():
-    for flag, clipped in (("1e-3", True), ("0", False)):
-        net = UpdateLog("--num-epochs", "1", "--max-grad-norm", flag).net
-        norm = math.sqrt(sum(p.grad.square().sum().item() for p in net.parameters()))
-        assert (norm <= 1.001e-3) == clipped
+        update = Update(num_epochs=2, target_kl=share * kl / 1.5)
+        assert len(update.indices) == 4 * epochs
 
 
 def test_update_refuses_a_loss_that_is_not_finite():
     with pytest.raises(FloatingPointError, match="is nan"):
-        UpdateLog(spoil=math.nan)
+        Update(spoil=math.nan)
+
+
+# -------------------------------------------------------------------------- From one to the next
+
+
+@pytest.mark.parametrize("kl, beta", [
+    (0.0, 2.0), (0.00999, 2.0), (0.01001, 4.0), (0.012, 4.0), (0.02249, 4.0), (0.02251, 8.0),
+    (9.0, 8.0),
+])  # fmt: skip
+def test_the_adaptive_beta_at_its_borders(kl, beta):
+    """For a target of 0.015; and again from where it has got to. It can always come back."""
+    penalty = ppo_continuous.Penalty(4.0)
+    for factor in (1, beta / 4):
+        penalty.adapt(kl, 0.015)
+        assert penalty.beta.item() == beta * factor
+    assert list(penalty.state_dict()) == ["beta"] and not penalty.beta.requires_grad
+    for _ in range(200):
+        penalty.adapt(kl, 0.015)
+    far = penalty.beta.item()
+    penalty.adapt(0.015**2 / max(kl, 1e-9), 0.015)
+    assert penalty.beta.item() == far * (1 if beta == 4 else 4 / beta) and 0 < far < math.inf
+
+
+def test_annealing():
+    args = {"num_envs": 1, "num_steps": 256, "total_steps": 256_000, "learning_rate": 1e-3}
+    expected = {"both": (7.5e-4, 0.15), "learning-rate": (7.5e-4, 0.2), "none": (1e-3, 0.2)}
+    for how, rate_and_eps in expected.items():
+        own = settings(**args, anneal=how)
+        assert ppo_continuous.anneal(own, 250) == pytest.approx(rate_and_eps)
+        assert ppo_continuous.anneal(own, 0) == (1e-3, 0.2)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("no", ["", "norm_obs", "norm_reward"])
+def test_train_hands_each_iteration_what_it_needs(no, script, tmp_path, monkeypatch):
+    """Rewards are scaled before advantages are estimated; the moments of the observations stay
+    until π has been updated; a KL far below its target halves an adaptive β."""
+    estimated, updated, objective = [], [], "kl-fixed" if no == "norm_obs" else "kl-adaptive"
+    estimate, update = script.estimate_advantages, script.update
+
+    def watched_estimate(batch, *rest):
+        estimated.append((*rest, bool((batch.rewards == 1).all())))
+        estimate(batch, *rest)
+
+    def watched_update(*given):
+        net, optimizer, batch, *rest, _ = given if script is trpo_continuous else given[1:]
+        assert torch.equal(net.normalise(batch.raw_obs[:-1]), batch.obs)
+        moments = [net.obs_moments.count.item(), net.return_moments.count.item()]
+        group = optimizer.param_groups[0]
+        rest = map(float, rest or (group["lr"], 0, 0))
+        updated.append((moments, batch.raw_obs[[0, -1], 0].tolist(), group["eps"], *rest))
+        return update(*given)
+
+    monkeypatch.setattr(script, "estimate_advantages", watched_estimate)
+    monkeypatch.setattr(script, "update", watched_update)
+    own = SMALL | {"total_steps": 192, "gamma": 0.9, "gae_lambda": 0.5, "learning_rate": 0.03}
+    own |= {no: False} if no else {}
+    if script is ppo_continuous:
+        own |= {"anneal": "both", "objective": objective, "kl_target": 1e9, "kl_beta": 2.0,
+                "adam_eps": 1e-7}  # fmt: skip
+    probes.train(script, tmp_path, **own)
+    assert estimated == [(0.9, 0.5, no == "norm_reward")] * 3
+    moments, ends, adam_eps, *rest = zip(*updated, strict=True)
+    assert list(moments) == [[64 * k * (no != "norm_obs"), 64 * (k + 1) * (no != "norm_reward")]
+                             for k in range(3)]  # fmt: skip
+    obs, _ = gym.make("CartPole-v1").reset(seed=script.derive_seed(1, 0))
+    assert ends[0][0] == obs.tolist() and ends[1][0] == ends[0][1] and ends[2][0] == ends[1][1]
+    if script is ppo_continuous:
+        rates, clips, betas = rest
+        assert rates == pytest.approx((0.03, 0.02, 0.01)) and adam_eps == (1e-7,) * 3
+        assert clips == pytest.approx((0.2, 0.4 / 3, 0.2 / 3))
+        assert betas == ((2, 2, 2) if objective == "kl-fixed" else (2, 1, 0.5))
+    else:
+        assert rest[0] == (0.03,) * 3
 
 
 # --------------------------------------------------------------------------------------- Probes
 
-
+PROBE = {"num_steps": 128, "num_envs": 2, "learning_rate": 3e-3, "anneal": "none"}
 train = functools.partial(probes.train, ppo_continuous)
-PROBE = ["--num-steps", 128, "--num-envs", 2, "--learning-rate", 3e-3, "--anneal", "none"]
 
 
 def test_probe_the_value_under_a_time_limit_is_10(tmp_path):
-    net, score = train(
-        tmp_path, "--env-id", "Blind-v0", *PROBE, "--total-steps", 9000, "--gamma", 0.9,
-        "--no-norm-reward",
-    )  # fmt: skip
-    with torch.no_grad():
-        value = net(net.normalise(torch.zeros(1, 1, dtype=torch.float64)))[1].item()
+    net, score = train(tmp_path, env_id="Blind-v0", **PROBE, total_steps=9000, gamma=0.9,
+                       norm_reward=False)  # fmt: skip
+    value = net.value(net.normalise(torch.zeros(1, 1).double())).item()
     assert score == 10 and value == pytest.approx(10, abs=0.3)
 
 
 @pytest.mark.parametrize("objective", ["clip", "kl-adaptive", "kl-fixed", "none"])
 def test_probe_bandit(objective, tmp_path):
-    net, score = train(
-        tmp_path, "--env-id", "Bandit-v0", *PROBE, "--total-steps", 3000, "--objective", objective,
-    )  # fmt: skip
-    assert score > 0.9
+    own = {"env_id": "Bandit-v0", "total_steps": 3000, "objective": objective}
+    assert train(tmp_path, **PROBE, **own)[1] > 0.9
 
 
 def test_probe_continuous_bandit(tmp_path):
-    net, score = train(
-        tmp_path, "--env-id", "ContinuousBandit-v0", *PROBE, "--total-steps", 8000,
-    )  # fmt: skip
-    with torch.no_grad():
-        pi = net.pi(net.normalise(torch.zeros(1, 1, dtype=torch.float64)))
+    net, score = train(tmp_path, env_id="ContinuousBandit-v0", **PROBE, total_steps=8000)
+    pi = net.pi(net.normalise(torch.zeros(1, 1).double()))
     assert pi.mean[0].tolist() == pytest.approx([0.5, -0.3], abs=0.15)
     assert score > -0.3 and (pi.stddev.log() < -0.5).all()
 
 
 def test_cartpole_is_learned(tmp_path):
     """A third of its default length is enough for balancing most of the time."""
-    _, score = train(tmp_path, "--total-steps", 35_000, "--goal-score", 250)
-    assert score >= 200
+    own = ppo_continuous.TASKS["CartPole-v1"] | {"total_steps": 35_000, "goal_score": 250}
+    assert train(tmp_path, **own)[1] >= 200
 
 
-COMPILED = ["--num-steps", 64, "--num-envs", 2, "--minibatch-size", 32, "--num-epochs", 2,
-            "--total-steps", 384, "--anneal", "both", "--kl-target", 1e-5,
-            "--checkpoint-every", 99]  # fmt: skip
-
-
-def train_compiled(folder, *flags):
-    """The network after a run of a new process, of which torch has compiled one graph."""
+@pytest.mark.parametrize("objective, env_id, backend", [
+    ("kl-adaptive", "Pendulum-v1", "aot_eager"),  # without the C++ that the graph becomes
+    *(pytest.param(objective, env_id, "inductor", marks=pytest.mark.slow)
+      for objective in ("clip", "kl-adaptive") for env_id in TASKS),
+])  # fmt: skip
+def test_compiled_gradients_are_one_graph_and_the_same(objective, env_id, backend, tmp_path,
+                                                       monkeypatch):  # fmt: skip
+    """As a new process has it. Up to rounding, after three iterations in which ε and β change."""
+    compile = functools.partial(torch.compile, backend=backend)
+    monkeypatch.setattr(ppo_continuous.torch, "compile", compile)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch.distributions.kl._KL_MEMOIZE.clear()
-    net, _ = train(folder, *COMPILED, *flags, "--compile")
+    own = {"env_id": env_id, "objective": objective, "total_steps": 192, "num_epochs": 2,
+           "anneal": "both", "kl_target": 1e-5}  # fmt: skip
+    compiled, _ = train(tmp_path / "compiled", **SMALL, **own, compile=True)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-    return net
-
-
-def test_the_gradient_is_compiled_as_one_graph(tmp_path, monkeypatch):
-    """Loss, gradient and clipping; here without the C++ that the graph becomes."""
-    compile = functools.partial(torch.compile, backend="aot_eager")
-    monkeypatch.setattr(ppo_continuous.torch, "compile", compile)
-    train_compiled(tmp_path, "--env-id", "Pendulum-v1", "--objective", "kl-adaptive")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("objective", ["clip", "kl-adaptive"])
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
-def test_compile_gives_the_same_parameters(env_id, objective, tmp_path):
-    """Up to rounding, after three iterations in which ε and β change."""
-    flags = ["--env-id", env_id, "--objective", objective]
-    compiled = train_compiled(tmp_path / "compiled", *flags)
-    eager, _ = train(tmp_path / "eager", *COMPILED, *flags)
+    eager, _ = train(tmp_path / "eager", **SMALL, **own)
     for one, other in zip(eager.parameters(), compiled.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-
-
-# ----------------------------------------------------------- What a missing line would change
-
-
-def test_a_truncated_step_bootstraps_from_what_was_seen_last():
-    """And not from what is seen after the reset, though that stands in the next row."""
-    batch = SimpleNamespace(
-        rewards=torch.tensor([[1.0], [2.0]]), values=torch.tensor([[10.0], [20.0], [30.0]]),
-        final_values=torch.tensor([[400.0], [0.0]]), truncated=torch.tensor([[1.0], [0.0]]),
-        terminated=torch.zeros(2, 1),
-    )  # fmt: skip
-    ppo_continuous.estimate_advantages(batch, 0.5, 0.9)
-    assert batch.targets.flatten().tolist() == pytest.approx([1 + 0.5 * 400, 2 + 0.5 * 30])
-
-
-def test_every_gradient_step_begins_without_a_gradient(monkeypatch):
-    begins, compute_gradients = [], ppo_continuous.compute_gradients
-
-    def watched(net, *rest):
-        begins.append(any(p.grad is not None and p.grad.any() for p in net.parameters()))
-        return compute_gradients(net, *rest)
-
-    monkeypatch.setattr(ppo_continuous, "compute_gradients", watched)
-    UpdateLog("--num-epochs", "2")
-    assert begins == [False] * 8
-
-
-def test_scaled_rewards_are_clipped_at_10():
-    batch = SimpleNamespace(rewards=torch.tensor([[1e6, -1e6, 0.5]]),
-                            discounted_returns=torch.tensor([[1.0, -1.0, 0.0]]))  # fmt: skip
-    ppo_continuous.scale_rewards(batch, RunningMoments())
-    std = math.sqrt(2 / 3)
-    assert batch.rewards.flatten().tolist() == pytest.approx([10, -10, 0.5 / std], rel=1e-6)
-
-
-def test_rewards_that_are_always_0_stay_0():
-    batch = SimpleNamespace(rewards=torch.zeros(3, 2), discounted_returns=torch.zeros(3, 2))
-    ppo_continuous.scale_rewards(batch, RunningMoments())
-    assert torch.equal(batch.rewards, torch.zeros(3, 2))
-
-
-@pytest.mark.parametrize("no, counts, objective, beta", [
-    ([], [256, 256], "kl-adaptive", 0.25), (["obs"], [0, 256], "kl-fixed", 1),
-    (["reward"], [256, 0], "kl-adaptive", 0.25),
-])  # fmt: skip
-def test_a_run_takes_in_every_observation_and_return_and_adapts_beta(no, counts, objective, beta,
-                                                                     tmp_path):  # fmt: skip
-    """A KL far below its target halves an adaptive β at each of two iterations."""
-    net, _ = train(tmp_path, *PROBE[4:], "--env-id", "Bandit-v0", "--num-steps", 64, "--num-envs",
-                   2, "--total-steps", 256, "--objective", objective, "--kl-target", 1e9,
-                   *(f"--no-norm-{what}" for what in no))  # fmt: skip
-    assert [net.obs_moments.count, net.return_moments.count] == counts
-    checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
-    assert checkpoint["penalty"]["beta"] == beta
-
-
-def test_train_hands_its_settings_on_and_scales_rewards_first(tmp_path, monkeypatch):
-    network, estimate, reward = probes.what_train_hands_on(ppo_continuous, tmp_path, monkeypatch)
-    assert network == (False, False) and estimate == (0.9, 0.5) and reward != 1
-
-
-def test_what_a_reset_shows_is_checked():
-    envs = Environments("NanReset-v0", 1, 0.9)
-    envs.reset(1)
-    with pytest.raises(FloatingPointError, match="nan"):
-        for _ in range(3):
-            envs.step(np.array([0]))
-
-
-@pytest.mark.parametrize("anneal, share", [("learning-rate", 0.5), ("none", 1.0)])
-def test_adam_takes_the_annealed_step_size(anneal, share, tmp_path):
-    train(tmp_path, "--env-id", "Bandit-v0", "--num-steps", 64, "--num-envs", 2, "--total-steps",
-          256, "--learning-rate", 1e-3, "--anneal", anneal)  # fmt: skip
-    checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
-    assert float(checkpoint["optimizer"]["param_groups"][0]["lr"]) == pytest.approx(1e-3 * share)
-
-
-def test_help_ends_with_each_default():
-    """Of 0 too, and of a switch that is on."""
-    defaults = {name: row[1] for name, row in ppo_continuous.ROWS.items()}
-    helps = {action.dest: action.help for action in ppo_continuous.make_parser(defaults)._actions}
-    for name, (_, default, *_) in ppo_continuous.ROWS.items():
-        if default is not None and default is not False:
-            said = f"{default:_}" if type(default) is int else str(default)
-            assert helps[name].rstrip(")]").split()[-1].lstrip("([") == said
-    assert helps["ent_coef"].rstrip(")]").endswith("0.0")

@@ -41,16 +41,15 @@ def ours(algorithm, flags, iterations):
     """Train for some iterations; returns steps/s, peak memory and milliseconds by part."""
     script = importlib.import_module(f"{algorithm}_continuous")
     spent, marks, timed = clock(script)
-    numpy_policy = script.numpy_policy
-    script.Environments.step = timed("simulator", script.Environments.step)
-    script.numpy_policy = lambda *args: timed("policy", numpy_policy(*args))
+    make_policy = script.make_policy
+    script.SyncVectorEnv.step = timed("simulator", script.SyncVectorEnv.step)
+    script.make_policy = lambda *args: timed("policy", make_policy(*args))
     for part in ("update", "trust_region_step"):
         if hasattr(script, part):
             setattr(script, part, timed(part, getattr(script, part)))
     with tempfile.TemporaryDirectory() as folder:
         script.main([*flags, "--env-id", "HalfCheetah-v5", "--run-dir", f"{folder}/run",
-                     "--total-steps", str(STEPS * (iterations + 2)),
-                     "--checkpoint-every", str(iterations + 3)])  # fmt: skip
+                     "--total-steps", str(STEPS * (iterations + 2))])  # fmt: skip
     seconds = marks[-1] - marks[1]
     return {
         "steps_per_second": STEPS * iterations / seconds,

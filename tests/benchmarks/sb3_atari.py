@@ -91,7 +91,7 @@ def main():
         parser.error("--norm-adv rollout is not for Stable-Baselines3")
     if not args.max_grad_norm or own.stop > args.total_steps:
         parser.error("--max-grad-norm must be above 0, and --stop not above --total-steps")
-    run_dir = Path(own.run_dir or args.run_dir.replace("ppo_atari", "sb3_atari", 1))
+    run_dir = Path(own.run_dir or f"runs/sb3_atari-{args.env_id}-seed{args.seed}")
     run_dir.mkdir(parents=True)
     args.run_dir = str(run_dir)
 

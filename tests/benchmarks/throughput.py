@@ -47,8 +47,9 @@ def clock(script):
         return wrapped
 
     def mark(*args):
-        log(*args)
+        stop = log(*args)
         marks.append(time.perf_counter())
+        return stop
 
     script.Run.log = mark
     return spent, marks, timed
@@ -66,7 +67,7 @@ def ours(flags, iterations):
     batch = args.num_envs * args.num_steps
     with tempfile.TemporaryDirectory() as folder:
         ppo_atari.main([*flags, "--total-steps", str(batch * (iterations + 2)), "--run-dir",
-                        f"{folder}/run", "--checkpoint-every", "1000000"])  # fmt: skip
+                        f"{folder}/run"])  # fmt: skip
     spent["inference"] = spent.pop("rollout") - spent["emulator"]  # with the storing
     seconds = marks[-1] - marks[1]
     steps = batch * iterations
