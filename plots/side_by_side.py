@@ -213,7 +213,7 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
         ("ratio", ("ppo_loss", "pi, values =", " ratio =")),
         ("cpi", ("ppo_loss", "l_policy = ratio", "l_policy = ratio"), MEAN),
         ("eq-7", ("ppo_loss", 'args.objective == "clip"', "torch.min("), MEAN),
-        ("eq-8", ("ppo_loss", "elif args.objective", "kl_divergence("), MEAN),
+        ("eq-8", ("ppo_loss", "elif args.objective", "- beta * kl"), MEAN),
         ("sec-4", ("mean_kl", "return", "return"),
                   ("train", 'args.objective == "kl-adaptive"', "penalty.adapt"),
                   ("Penalty", "def adapt", "clamp_(")),
