@@ -291,15 +291,13 @@ def standardise(advantages):
 # -------------------------------------------------------------------------------------- Update
 
 
-def ppo_loss(net, frames, actions, log_probs, values, fired, advantages, targets, clip_eps, args):
+def ppo_loss(net, frames, actions, log_probs, values, advantages, targets, clip_eps, args):
     """Minus the objective of Eq. 9 on a minibatch, and the minibatch's statistics.
 
     The tensors have M rows; log_probs, log π(a|s), and values, V(s), are those of θ_old.
     """
     if args.norm_adv == "minibatch":  # not in the paper (--norm-adv none)
         advantages = standardise(advantages)
-    # not in the paper: where `Games` pressed FIRE, the policy's action had no effect
-    advantages = advantages * (1 - fired)
 
     logits, new_values = net(frames)
     log_pi = logits.log_softmax(-1)
@@ -345,8 +343,10 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     if one is not finite.
     """
     device = batch.frames.device
-    names = ("frames", "actions", "log_probs", "values", "fired", "advantages", "targets")
+    names = ("frames", "actions", "log_probs", "values", "advantages", "targets")
     samples = {name: getattr(batch, name).flatten(0, 1).to(device) for name in names}  # (T·N, ...)
+    # not in the paper: where `Games` pressed FIRE, the policy's action had no effect
+    samples["advantages"] = samples["advantages"] * (1 - batch.fired.flatten().to(device))
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples["advantages"] = standardise(samples["advantages"])
     optimizer.param_groups[0]["lr"] = learning_rate
@@ -490,7 +490,7 @@ def check_finite(**values):
 
 # ------------------------------------------------------------------------------------- Records
 
-PUBLISHED_BY = "paper, after 10 million steps"
+PUBLISHED_BY = "PPO paper (10M steps)"
 PUBLISHED_SCORES = {  # Table 6: PPO's mean of the last 100 games
     "BeamRiderNoFrameskip-v4": 1590.0, "BreakoutNoFrameskip-v4": 274.8,
     "PongNoFrameskip-v4": 20.7, "QbertNoFrameskip-v4": 14293.3, "SeaquestNoFrameskip-v4": 1204.5,
@@ -619,7 +619,7 @@ class Run(AbstractContextManager):
             axes.axhline(published, ls="--", color="tab:gray", label=f"{PUBLISHED_BY}: {published}")
         axes.set(xlabel="agent steps", ylabel="return of an episode", xlim=(0, None))
         axes.set_title(f"{SCRIPT} on {self.args.env_id}, seed {self.args.seed}")
-        axes.legend(loc="upper left", markerscale=5, framealpha=1)
+        figure.legend(loc="outside lower center", ncols=3, markerscale=5)
         figure.savefig(self.dir / "learning_curve.png", dpi=120)
 
     def __exit__(self, failed, *_):

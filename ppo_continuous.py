@@ -393,10 +393,10 @@ def ppo_loss(net, obs, actions, pi_old, log_probs, advantages, targets, clip_eps
     l_policy = ratio * advantages  # L^CPI, Eq. 6
     if args.objective == "clip":
         clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
-        l_policy = torch.min(ratio * advantages, clipped * advantages)  # L^CLIP, Eq. 7
-    elif args.objective != "none":
+        l_policy = torch.min(l_policy, clipped * advantages)  # L^CLIP, Eq. 7
+    elif args.objective in ("kl-fixed", "kl-adaptive"):
         kl = kl_divergence(net.distribution(pi_old), pi)
-        l_policy = ratio * advantages - beta * kl  # L^KLPEN, Eq. 8
+        l_policy = l_policy - beta * kl  # L^KLPEN, Eq. 8
     l_policy = l_policy.mean()
     l_vf = (values - targets).square().mean()  # without ½, as in the paper
     entropy = pi.entropy().mean()  # S[π_θ]
@@ -564,7 +564,7 @@ def check_finite(**values):
 
 # ------------------------------------------------------------------------------------- Records
 
-PUBLISHED_BY = "OpenAI's Baselines, 1 million steps, older versions of the tasks"
+PUBLISHED_BY = "OpenAI's Baselines (1M steps, older task)"
 PUBLISHED_SCORES = {  # Baselines' PPO, the mean of 6 seeds; the paper has only curves, Fig. 3
     "HalfCheetah-v5": 1668.6, "Hopper-v5": 2316.2, "InvertedDoublePendulum-v5": 7102.9,
     "InvertedPendulum-v5": 809.4, "Reacher-v5": -6.71, "Swimmer-v5": 111.2, "Walker2d-v5": 3425.0,
@@ -692,7 +692,7 @@ class Run(AbstractContextManager):
             axes.axhline(published, ls="--", color="tab:gray", label=f"{PUBLISHED_BY}: {published}")
         axes.set(xlabel="agent steps", ylabel="return of an episode", xlim=(0, None))
         axes.set_title(f"{SCRIPT} on {self.args.env_id}, seed {self.args.seed}")
-        axes.legend(loc="upper left", markerscale=5, framealpha=1)
+        figure.legend(loc="outside lower center", ncols=3, markerscale=5)
         figure.savefig(self.dir / "learning_curve.png", dpi=120)
 
     def __exit__(self, failed, *_):

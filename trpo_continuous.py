@@ -582,7 +582,7 @@ def check_finite(**values):
 
 # ------------------------------------------------------------------------------------- Records
 
-PUBLISHED_BY = "OpenAI's Baselines, 1 million steps, older versions of the tasks"
+PUBLISHED_BY = "OpenAI's Baselines (1M steps, older task)"
 PUBLISHED_SCORES = {  # Baselines' TRPO; the paper's Swimmer, Hopper and Walker are earlier tasks
     "HalfCheetah-v5": 1289.7, "Hopper-v5": 1912.9, "InvertedDoublePendulum-v5": 6731.6,
     "InvertedPendulum-v5": 905.1, "Reacher-v5": -4.82, "Swimmer-v5": 95.0, "Walker2d-v5": 2342.6,
@@ -710,7 +710,7 @@ class Run(AbstractContextManager):
             axes.axhline(published, ls="--", color="tab:gray", label=f"{PUBLISHED_BY}: {published}")
         axes.set(xlabel="agent steps", ylabel="return of an episode", xlim=(0, None))
         axes.set_title(f"{SCRIPT} on {self.args.env_id}, seed {self.args.seed}")
-        axes.legend(loc="upper left", markerscale=5, framealpha=1)
+        figure.legend(loc="outside lower center", ncols=3, markerscale=5)
         figure.savefig(self.dir / "learning_curve.png", dpi=120)
 
     def __exit__(self, failed, *_):

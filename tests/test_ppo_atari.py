@@ -268,11 +268,9 @@ def random_minibatch(size=12, actions=3):
     chosen = torch.randint(actions, (size,), generator=rng)
     drift = torch.linspace(-0.5, 0.5, size, dtype=torch.float64)
     log_pi = logits.log_softmax(-1).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
-    fired = torch.zeros(size, dtype=torch.float64)
-    fired[2::5] = 1
     return logits, values, {
         "actions": chosen, "values": old, "advantages": 1.5 * advantages + 0.4, "targets": targets,
-        "log_probs": log_pi - drift[torch.randperm(size, generator=rng)], "fired": fired,
+        "log_probs": log_pi - drift[torch.randperm(size, generator=rng)],
     }  # fmt: skip
 
 
@@ -290,8 +288,7 @@ def reference_loss(logits, values, b, eps, args):
         log_pi = [x - log_z for x in row]
         ratio = math.exp(log_pi[b["actions"][i]] - b["log_probs"][i].item())
         clipped = min(max(ratio, 1 - eps), 1 + eps)
-        if not b["fired"][i]:  # or the policy's action had no effect
-            l_clip += min(ratio * advantages[i], clipped * advantages[i]) / size
+        l_clip += min(ratio * advantages[i], clipped * advantages[i]) / size
         entropy -= sum(math.exp(x) * x for x in log_pi) / size
         kl += (ratio - 1 - math.log(ratio)) / size
         outside += (abs(ratio - 1) > eps) / size
@@ -395,16 +392,16 @@ def test_update_returns_means_over_its_minibatches():
 
 @pytest.mark.parametrize("norm_adv", ["minibatch", "rollout"])
 def test_every_epoch_sees_every_sample_once_in_a_new_order(norm_adv):
-    """And a minibatch holds what belongs together. Advantages are standardised once a rollout
-    with --norm-adv rollout."""
+    """And a minibatch holds what belongs together. The advantages of pressed FIREs are 0 before
+    they are standardised, which happens once a rollout with --norm-adv rollout."""
     log = logged_update(norm_adv=norm_adv)
     assert len(log.seen) == 3 * 4
-    raw = log.batch.advantages.flatten()
+    raw = (log.batch.advantages * (log.batch.frames[:, :, 0, 0, 0] > 50)).flatten()
     scaled = (raw - raw.mean()) / raw.std(correction=0) if norm_adv == "rollout" else raw
     frames = log.batch.frames.flatten(0, 1)
     places = [int((frames == frame).flatten(1).all(1).nonzero()) for minibatch in log.seen
               for frame in minibatch["frames"]]  # fmt: skip
-    for name in ("actions", "log_probs", "values", "fired", "targets", "advantages"):
+    for name in ("actions", "log_probs", "values", "targets", "advantages"):
         whole = scaled if name == "advantages" else getattr(log.batch, name).flatten()
         given = torch.cat([minibatch[name] for minibatch in log.seen])
         torch.testing.assert_close(given, whole[places], rtol=1e-4, atol=1e-5)

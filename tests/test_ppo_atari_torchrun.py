@@ -40,8 +40,7 @@ def compare_and_train(args, checkpoint):
     random = {name: torch.randn(16) for name in ("values", "advantages", "targets")}
     batch = random | {
         "frames": torch.randint(256, (16, 84, 84, 4), dtype=torch.uint8),
-        "actions": torch.randint(4, (16,)), "log_probs": -1.4 + 0.2 * torch.randn(16),
-        "fired": (torch.arange(16) % 5 == 0).float()}
+        "actions": torch.randint(4, (16,)), "log_probs": -1.4 + 0.2 * torch.randn(16)}
     mean = gradient(net, batch, slice(8 * RANK, 8 * RANK + 8))
     own, of_all = flat(mean), flat(gradient(net, batch, slice(16)))
     ppo_atari.average(mean)
