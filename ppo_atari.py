@@ -26,6 +26,7 @@ is OpenAI's last ppo2; "ppo1" is the authors' first code.
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -39,13 +40,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Literal
 
-# To be set before torch loads. Idle threads sleep, so that the emulators get the cores. Large
-# tensors live in huge pages: updates are a fifth faster. Compiling does not depend on timings.
-os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
-if os.environ.get("RANK", "0") != "0":
-    os.environ["TQDM_DISABLE"] = "1"  # of torchrun's processes the first alone shows its progress
+# torchrun starts several processes: this one's number, in all and on this machine, and how many
+RANK, LOCAL_RANK = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
+
+# before torch loads:
+os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # idle threads leave the cores to the emulators
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: updates are a fifth faster
+os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # compiled code ignores timings
+if RANK > 0:
+    os.environ["TQDM_DISABLE"] = "1"  # process 0 alone shows its progress
 
 import ale_py
 import gymnasium as gym
@@ -71,8 +75,8 @@ Fraction = Annotated[float, 0, 1]
 @dataclass
 class Args:
     env_id: str = "BreakoutNoFrameskip-v4"  # Gymnasium's id of an Atari game
-    seed: Seed = 1  # of the network, the actions, the minibatches and the games
-    total_steps: Count = 10_000_000  # agent steps in all, of 4 frames each
+    seed: Seed = 1  # seed of the network, the actions, the minibatches and the games
+    total_steps: Count = 10_000_000  # agent steps, each of 4 frames; whole rollouts of T × N
 
     # Table 5 of the paper, in its order
     num_steps: Count = 128  # T, horizon: steps of each actor in a rollout
@@ -81,28 +85,29 @@ class Args:
     minibatch_size: Annotated[int, 2, inf] = 32 * 8  # M, samples in a minibatch
     gamma: Fraction = 0.99  # γ, discount
     gae_lambda: Fraction = 0.95  # λ of GAE (Eq. 11)
-    num_envs: Count = 8  # N, number of actors
+    num_envs: Count = 8  # N, number of actors; torchrun's processes share them
     clip_eps: NonNegative = 0.1  # ε, clipping parameter of Eq. 7 at the start
     vf_coef: NonNegative = 1.0  # c1 of Eq. 9; the value loss has no factor ½ (Baselines: 0.25)
     ent_coef: NonNegative = 0.01  # c2 of Eq. 9, weight of the entropy bonus
     # linearly anneal learning rate and ε, the learning rate only (Baselines), or neither
     anneal: Literal["both", "learning-rate", "none"] = "both"
 
-    # Not in the paper: from ppo1, the others from OpenAI's Baselines
+    # Not in the paper: the network is ppo1's, the rest is from OpenAI's Baselines
     network: Literal["nature", "paper"] = "nature"  # of [Mni+15]; "paper": of Sec. 6.4, [Mni+16]
     # standardise advantages over each minibatch (ppo2), over the rollout (ppo1), or not at all
     norm_adv: Literal["minibatch", "rollout", "none"] = "minibatch"
-    orthogonal: bool = True  # orthogonal initial weights, a small policy head
-    max_grad_norm: NonNegative = 0.5  # clip the gradient's norm; 0: do not
+    orthogonal: bool = True  # orthogonal initial weights; the policy's last layer 100 times smaller
+    max_grad_norm: NonNegative = 0.5  # clip the gradient's norm at this; 0: do not clip
     adam_eps: Positive = 1e-5  # Adam's ε (PyTorch's default: 1e-8)
-    clip_value_loss: bool = False  # use the larger error of V and of V within ε of its old value
+    # the value loss counts the larger error: of V, or of V kept within ±ε of its old value
+    clip_value_loss: bool = False
 
     # The run
     cuda: bool = False  # train on the GPU (untested)
-    bf16: bool = False  # use bfloat16 but for the heads: faster on some CPUs, slower on others
-    compile: bool | None = None  # use torch.compile (default: on the CPU, from 500_000 steps on)
-    threads: Count = torch.get_num_threads()  # of the emulators and of torch
-    run_dir: str = ""  # a new directory for the records (default: one in runs/)
+    bf16: bool = False  # bfloat16, but for the two heads: faster on some CPUs, slower on others
+    compile: bool | None = None  # use torch.compile; if not given: on the CPU from 500_000 steps on
+    threads: Count = torch.get_num_threads()  # threads of the emulators and of torch
+    run_dir: str = ""  # a new directory for the records; if not given: one in runs/
     goal_score: float | None = None  # stop when the last 100 games average this score
     resume: str = ""  # directory of a run: go on with it, with its settings
     evaluate: str = ""  # directory of a run, or a .pt file: play its policy, do not train
@@ -112,6 +117,7 @@ class Args:
     video: bool = False  # with --evaluate: record to RUN_DIR/videos
 
     def __post_init__(self):
+        check_ranges(self)
         self.batch_size = self.num_steps * self.num_envs  # T × N
         self.num_iterations = self.total_steps // self.batch_size
         check(self)
@@ -126,7 +132,7 @@ def train(args, checkpoint=None):
     torch.manual_seed(args.seed)
     games = Games(args.env_id, args.num_envs // WORLD_SIZE, args.threads, pin_memory=args.cuda)
     net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
-    # not in the paper: Baselines' ε for Adam (--adam-eps 1e-8); `update` sets its step size
+    # not in the paper: Baselines' ε for Adam (--adam-eps 1e-8); `update` sets the learning rate
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     batch = make_batch(args.num_steps, len(games.frames), device)
     policy, loss = compile_both(args.cuda) if args.compile else (act, ppo_loss)
@@ -211,6 +217,7 @@ def make_batch(num_steps, num_envs, device):
     """
     shape = (num_steps, num_envs)
     return SimpleNamespace(
+        # (T, N, 84, 84, 4)
         frames=torch.zeros(*shape, 84, 84, 4, dtype=torch.uint8, device=device),
         actions=torch.zeros(shape, dtype=torch.int64, device=device),
         log_probs=torch.zeros(shape, device=device),  # log π_θold(a_t|s_t)
@@ -218,9 +225,9 @@ def make_batch(num_steps, num_envs, device):
         rewards=torch.zeros(shape),
         terminated=torch.zeros(shape),  # 1 where a life was lost or the game was over
         truncated=torch.zeros(shape),  # 1 where the frame limit ended the game
-        # of the whole rollout at once, when it is over:
+        # set after the last step:
         values=None,  # V(s_t)
-        next_values=None,  # V of the frames that step t led to
+        next_values=None,  # V of what step t led to, before any reset
         advantages=None,  # Â_t
         targets=None,  # V^targ_t
     )
@@ -228,7 +235,7 @@ def make_batch(num_steps, num_envs, device):
 
 @torch.no_grad()
 def rollout(games, net, policy, batch):
-    """Run π_θold for T timesteps in N games, filling `batch` (Algorithm 1, line 3).
+    """Run π_θold for T timesteps in N games, filling `batch`.
 
     policy: `act`, compiled or not; after a lost life `Games` presses FIRE instead. Returns
     (t, score, length) of each game that ended at step t = 0, ..., T - 1.
@@ -261,11 +268,11 @@ def rollout(games, net, policy, batch):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the state that step t led to, before any reset. After a terminal step
-    nothing follows, and it is not used; at a time limit (truncated) it stands for what would have
-    followed. Both end the sum of Eq. 11 (its last exponent, printed T−t+1, should be T−t−1).
+    next_values[t] is V of the state after step t, before any reset. If step t was terminal, it is
+    not used. If a time limit cut the episode off (truncated), it stands for the rewards that would
+    have followed. The sum of Eq. 11 ends at either. (Its last exponent, printed T−t+1, is T−t−1.)
     """
-    # the factors (1 - ...): not in the PPO paper, where no episode ends
+    # the factors (1 - ...): not in the PPO paper, whose sums do not reach an episode's end
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
@@ -306,7 +313,7 @@ def ppo_loss(net, frames, actions, log_probs, values, advantages, targets, clip_
     clipped = ratio.clamp(1 - clip_eps, 1 + clip_eps)
     l_clip = torch.min(ratio * advantages, clipped * advantages).mean()  # Eq. 7
     value_errors = (new_values - targets).square()
-    if args.clip_value_loss:  # not in the paper: Baselines' (--clip-value-loss)
+    if args.clip_value_loss:  # not in the paper: Baselines', off by default
         clipped_values = values + (new_values - values).clamp(-clip_eps, clip_eps)
         value_errors = torch.max(value_errors, (clipped_values - targets).square())
     l_vf = value_errors.mean()  # without ½, as in the paper
@@ -350,8 +357,8 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples["advantages"] = standardise(samples["advantages"])
     optimizer.param_groups[0]["lr"] = learning_rate
-    clip_eps = torch.tensor(clip_eps, device=device)  # a changing float would be recompiled
-    minibatch_stats = []
+    clip_eps = torch.tensor(clip_eps, device=device)  # a tensor: new floats would recompile
+    all_stats = []
     for _ in range(args.num_epochs):
         order = torch.randperm(len(samples["targets"]), device=device)
         for indices in order.split(args.minibatch_size // WORLD_SIZE):
@@ -364,8 +371,8 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
             grad_norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
             optimizer.step()
             stats |= {"grad_norm": grad_norm}
-            minibatch_stats.append(torch.stack(list(stats.values())))
-    means = torch.stack(minibatch_stats).mean(0)
+            all_stats.append(torch.stack(list(stats.values())))
+    means = torch.stack(all_stats).mean(0)
     average([means])
     stats = dict(zip(stats, means.tolist(), strict=True))
     check_finite(**stats)
@@ -384,10 +391,10 @@ FIRE = 1  # its index in every action set with NOOP and FIRE
 class Games:
     """N games on C++ threads, preprocessed as in [Mni+15]; none of this is in the PPO paper.
 
-    An action is repeated for 4 frames. The pixelwise maximum of the last two makes a grey image of
-    84 × 84, and the last 4 images an observation. A game starts with FIRE and fewer than 30 no-ops.
-    A lost life counts as terminated, but the game goes on. The next action is then FIRE, whatever
-    the policy chose, since in some games the ball waits for it; a game without FIRE does without.
+    Each action is repeated for 4 frames. The pixelwise maximum of the last two becomes one grey
+    84 × 84 image; an observation is the last 4 images. A game starts with FIRE and fewer than 30
+    no-ops. A lost life counts as terminated, although the game goes on. The next action is then
+    FIRE, because some games wait for it; in games without FIRE nothing is pressed.
 
     frames:     (N, 84, 84, 4) uint8, what the agents see now, the newest image last
     press_fire: (N,) bool, where the next action will be FIRE
@@ -430,12 +437,12 @@ class Games:
         finished = [(int(self.scores[n]), int(self.lengths[n])) for n in np.flatnonzero(game_over)]
         self.scores[game_over] = self.lengths[game_over] = 0
         self.frame_numbers = info["episode_frame_number"]
-        self.press_fire = terminated & ~game_over & self.has_fire
+        self.press_fire = terminated & ~game_over & self.has_fire  # not in the paper
         last_frames = channels_last(info["final_obs"]) if truncated.any() else None
         return rewards, terminated, truncated, last_frames, finished
 
     def _store(self, obs):
-        # as channels_last does, nearly twice as fast
+        # the same as channels_last(obs), in place and nearly twice as fast
         np.stack([obs[:, k] for k in range(4)], axis=-1, out=self.frames.numpy())
 
 
@@ -445,7 +452,7 @@ def channels_last(obs):
 
 
 def game_settings(env_id):
-    """The settings of Gymnasium's task that AtariVectorEnv takes, too."""
+    """The settings of Gymnasium's task, as AtariVectorEnv's keyword arguments."""
     try:
         env = gym.make(env_id)
     except (gym.error.Error, ImportError) as e:
@@ -455,6 +462,9 @@ def game_settings(env_id):
                  "(others: ppo_continuous.py)")  # fmt: skip
     names = ("game", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode")
     settings = {"repeat_action_probability": 0.25} | env.spec.kwargs  # Gymnasium's default
+    if settings.get("frameskip", 4) not in (1, 4):
+        sys.exit(f"--env-id {env_id}: skips {settings['frameskip']} frames; here an action is "
+                 "repeated for 4: need a -NoFrameskip-v4 or ALE/...-v5")  # fmt: skip
     if other := [name for name in ("mode", "difficulty", "continuous") if settings.get(name)]:
         sys.exit(f"--env-id {env_id}: {' and '.join(other)} cannot be set here")
     return {name: settings[name] for name in names if settings.get(name) is not None}
@@ -505,15 +515,16 @@ class Run(AbstractContextManager):
     learned:   {name: what training changes}, each with a state_dict(), among them "net"
     iteration: where to begin, 0 in a new run; seed: for all that is random from there on
     episodes:  (step, return, length, seconds) of each finished episode; step: where it ended
-    stop:      the number of the signal that asked to stop, SIGINT (Ctrl-C) or SIGTERM; else 0
+    stop:      number of the signal that asked to stop, SIGINT (Ctrl-C) or SIGTERM; else 0
     """
 
     def __init__(self, args, checkpoint, **learned):
         self.args, self.learned, self.stop = args, learned, 0
         start = checkpoint or {"step": 0, "episodes": [], "best": -inf, "seconds": 0.0}
         self.step, self.episodes, self.best = start["step"], start["episodes"], start["best"]
-        for name, part in learned.items() if checkpoint else ():
-            part.load_state_dict(checkpoint[name])
+        if checkpoint:
+            for name, part in learned.items():
+                part.load_state_dict(checkpoint[name])
         self.iteration = self.step // args.batch_size
         self.seed = derive_seed(args.seed, self.iteration)  # a resumed run plays other episodes
         self.last_log = self.last_save = time.time()
@@ -629,13 +640,16 @@ class Run(AbstractContextManager):
         for part in (self.bar, self.csv, self.tensorboard):
             part.close()
         out = sys.stderr if failed else sys.stdout
+        script = sys.argv[0] if Path(sys.argv[0]).name == SCRIPT else SCRIPT
         if not failed:
             print(f"step {self.step:,}: score {self.score:.5g}, the mean return of the last "
-                  f"{min(len(self.episodes), 100)} episodes\n"
-                  f"watch:  python {SCRIPT} --evaluate {self.dir} --render")  # fmt: skip
+                  f"{min(len(self.episodes), 100)} episodes")  # fmt: skip
+            watch = ["python", script, "--evaluate", str(self.dir), "--render"]
+            print(f"watch:  {shlex.join(watch)}")
         unfinished = self.step // self.args.batch_size < self.args.num_iterations
         if unfinished and (self.dir / "checkpoint.pt").exists():
-            print(f"go on:  python {SCRIPT} --resume {self.dir}", file=out)
+            resume = ["python", script, "--resume", str(self.dir)]
+            print(f"go on:  {shlex.join(resume)}", file=out)
         for number, handler in self.handlers.items():  # from here on they end the process again
             signal.signal(number, handler)
         if self.stop and not failed:
@@ -651,13 +665,15 @@ def load_checkpoint(path, best):
     """The checkpoint in a run's directory, or a .pt file. Loading plain data runs no code."""
     if path.suffix != ".pt":
         path /= "best.pt" if best and (path / "best.pt").exists() else "checkpoint.pt"
+    if not path.exists():
+        sys.exit(f"{path}: does not exist (a run first saves itself after a minute)")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         script = checkpoint["script"]
-    except Exception as e:  # whatever torch meets in a file that is missing, cut short or foreign
-        sys.exit(f"{path}: {type(e).__name__}; need a whole checkpoint of {SCRIPT}")
+    except Exception as e:  # whatever torch meets in a file that is cut short or foreign
+        sys.exit(f"{path}: cannot be read as a checkpoint of {SCRIPT} ({type(e).__name__})")
     if script != SCRIPT:
-        sys.exit(f"{path}: is {script}'s; need a checkpoint of {SCRIPT}")
+        sys.exit(f"{path}: is a checkpoint of {script}, not of {SCRIPT}")
     checkpoint["settings"] |= {"resume": "", "evaluate": "", "run_dir": str(path.parent)}
     return checkpoint
 
@@ -731,11 +747,15 @@ def parse_args(argv=None):
     """The settings, and the checkpoint that --resume or --evaluate names, or None."""
     style = {"args": argv, "description": __doc__, "config": (tyro.conf.DisallowNone,)}
     first, _ = tyro.cli(First, **style, return_unknown_args=True, add_help=False)
+    if first.resume and first.evaluate:
+        sys.exit("--resume, --evaluate: need one of them, not both")
     job = "resume" if first.resume else "evaluate"
     path = getattr(first, job)
     if not path:
         return tyro.cli(Args, **style, default=Args()), None
     checkpoint = load_checkpoint(Path(path), best=job == "evaluate")
+    if job == "resume" and "episodes" not in checkpoint:
+        sys.exit(f"--resume {path}: holds a policy alone; name the directory of the run")
     names = {field.name for field in fields(Args)}  # an older version may have had others
     saved = Args(**{name: value for name, value in checkpoint["settings"].items()
                     if name in names and value is not None})  # fmt: skip
@@ -748,18 +768,20 @@ def parse_args(argv=None):
     return args, checkpoint
 
 
-def check(args):
-    """Raise ValueError if a setting is out of its range or does not go with another."""
+def check_ranges(args):
+    """Raise ValueError if a setting is out of the range of its type."""
     for field in fields(args):
         low, high = getattr(field.type, "__metadata__", (-inf, inf))
         value, flag = getattr(args, field.name), field.name.replace("_", "-")
         if isinstance(value, int | float) and not (low <= value <= high and isfinite(value)):
-            raise ValueError(f"--{flag} {value}: need a number from {low} to {high}")
+            limits = f"of at least {low}" if high == inf else f"from {low} to {high}"
+            raise ValueError(f"--{flag} {value}: need a number {limits}")
+
+
+def check(args):
+    """Raise ValueError if settings do not go together."""
     if args.batch_size % args.minibatch_size:
         raise ValueError(f"--minibatch-size: need a divisor of T × N = {args.batch_size}")
-    size = args.minibatch_size // WORLD_SIZE  # of a process's part, which it standardises
-    if args.num_envs % WORLD_SIZE or args.minibatch_size % WORLD_SIZE or size < 2:
-        raise ValueError(f"--num-envs, --minibatch-size: need multiples of {WORLD_SIZE} processes")
     if args.num_iterations == 0:
         raise ValueError(f"--total-steps: need at least T × N = {args.batch_size}")
     if (args.render or args.video or args.deterministic) and not args.evaluate:
@@ -769,7 +791,7 @@ def check(args):
 
 
 def choose_compile(args):
-    """Whether to compile: by default in runs so long that the minute it takes counts little."""
+    """Whether to compile: by default only in long runs, as it takes about a minute."""
     headers = Path(sysconfig.get_path("include"), "Python.h")
     possible = headers.exists() and shutil.which(os.environ.get("CXX", "g++"))
     if args.compile and not possible:
@@ -779,17 +801,16 @@ def choose_compile(args):
     return args.compile
 
 
-# torchrun starts several processes. They share out N and M and average their gradients, and each
-# standardises the advantages of its own part, as in Baselines. Process 0 keeps the records.
-RANK, WORLD_SIZE = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))
-SCRATCH = tempfile.TemporaryDirectory() if RANK > 0 else None  # for records that nobody reads
+# torchrun's processes share out N and M and average their gradients. Each standardises the
+# advantages of its own part, as in Baselines. Only the records of process 0 are kept.
+SCRATCH = tempfile.TemporaryDirectory() if RANK > 0 else None
 
 
 def average(tensors):
     """Replace tensors by their means over the processes."""
-    for x in tensors if WORLD_SIZE > 1 else ():
-        dist.all_reduce(x.div_(WORLD_SIZE))
+    if WORLD_SIZE > 1:
+        for x in tensors:
+            dist.all_reduce(x.div_(WORLD_SIZE))
 
 
 def gather(episodes, stop):
@@ -804,12 +825,17 @@ def gather(episodes, stop):
 def main(argv=None):
     """Train or evaluate; `argv` is the command line."""
     args, checkpoint = parse_args(argv)
+    if args.num_envs % WORLD_SIZE or args.minibatch_size % WORLD_SIZE:
+        sys.exit(f"--num-envs, --minibatch-size: need multiples of the {WORLD_SIZE} processes")
+    if args.minibatch_size < 2 * WORLD_SIZE:
+        sys.exit(f"--minibatch-size: need 2 samples or more for each of {WORLD_SIZE} processes")
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
     torch.set_num_threads(args.threads)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if args.cuda and gpus <= LOCAL_RANK:
-        sys.exit(f"--cuda: torch {torch.__version__} can use {gpus} GPUs here; --no-cuda: the CPU")
-    if gpus and not args.cuda:
+        sys.exit(f"--cuda: torch {torch.__version__} finds {gpus} usable GPUs, and this process "
+                 f"needs number {LOCAL_RANK}; without --cuda it runs on the CPU")  # fmt: skip
+    if gpus and not args.cuda and not args.evaluate and RANK == 0:
         print("a GPU is here: --cuda uses it")
     if args.cuda:
         torch.cuda.set_device(LOCAL_RANK)
@@ -825,7 +851,7 @@ def main(argv=None):
             args.run_dir, sys.stdout = f"{SCRATCH.name}/run", open(os.devnull, "w")  # noqa: SIM115
         train(args, checkpoint)
     except FloatingPointError as e:
-        sys.exit(f"{SCRIPT}: {e}")
+        sys.exit(f"{SCRIPT}: stopped, {e}")
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
@@ -835,5 +861,5 @@ def main(argv=None):
 
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # where a γ cannot be printed
+        stream.reconfigure(errors="replace")  # a terminal that cannot print γ shows ?
     main()

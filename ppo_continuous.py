@@ -20,12 +20,13 @@ The defaults are the paper's Table 3 with an annealed learning rate; small tasks
   python ppo_continuous.py --evaluate RUN_DIR --render   watch what it learned; --video records it
   python ppo_continuous.py --env-id HalfCheetah-v5 --no-norm-obs --no-norm-reward --norm-adv none \
       --no-clip-actions --no-orthogonal --anneal none --max-grad-norm 0 --adam-eps 1e-8
-                                                         only what is in the paper
+                                                         without what is not in the paper
 """
 
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -61,8 +62,8 @@ Fraction = Annotated[float, 0, 1]
 @dataclass
 class Args:
     env_id: str = "CartPole-v1"  # Gymnasium's id of a task whose observations are vectors
-    seed: Seed = 1  # of the network, the actions, the minibatches and the task
-    total_steps: Count = 1_000_000  # agent steps in all
+    seed: Seed = 1  # seed of the network, the actions, the minibatches and the task
+    total_steps: Count = 1_000_000  # agent steps, rounded down to whole rollouts (T × N)
 
     # Table 3 of the paper, in its order
     num_steps: Count = 2048  # T, horizon: steps of each actor in a rollout
@@ -76,12 +77,12 @@ class Args:
     # L^CLIP (Eq. 7); L^KLPEN (Eq. 8) with an adaptive or a fixed β; none: L^CPI (Eq. 6)
     objective: Literal["clip", "kl-adaptive", "kl-fixed", "none"] = "clip"
     clip_eps: NonNegative = 0.2  # ε, clipping parameter of Eq. 7 at the start
-    kl_target: Positive = 0.01  # d_targ of Sec. 4, the KL that kl-adaptive aims at
-    kl_beta: Positive = 1.0  # β of Eq. 8; with kl-adaptive, its first value
+    kl_target: Positive = 0.01  # with kl-adaptive: d_targ of Sec. 4, the KL it aims at
+    kl_beta: Positive = 1.0  # with kl-fixed: β of Eq. 8; with kl-adaptive: its first value
     vf_coef: NonNegative = 1.0  # c1 of Eq. 9, weight of the value loss, which has no factor ½
     ent_coef: NonNegative = 0.0  # c2 of Eq. 9, weight of the entropy bonus
 
-    # Not in the paper: from OpenAI's Baselines, the last from Spinning Up
+    # Not in the paper: from OpenAI's Baselines (target_kl: from Spinning Up)
     norm_obs: bool = True  # normalise observations, clip them at ±10
     norm_reward: bool = True  # divide rewards by the std of returns, clip them at ±10
     clip_actions: bool = True  # clip actions to the task's bounds before the task gets them
@@ -89,15 +90,15 @@ class Args:
     norm_adv: Literal["minibatch", "rollout", "none"] = "minibatch"
     # linearly anneal learning rate and ε, the learning rate only, or neither
     anneal: Literal["both", "learning-rate", "none"] = "learning-rate"
-    orthogonal: bool = True  # orthogonal initial weights, a small policy head
-    max_grad_norm: NonNegative = 0.5  # clip the gradient's norm; 0: do not
+    orthogonal: bool = True  # orthogonal initial weights; the policy's last layer 100 times smaller
+    max_grad_norm: NonNegative = 0.5  # clip the gradient's norm at this; 0: do not clip
     adam_eps: Positive = 1e-5  # Adam's ε (PyTorch's default: 1e-8)
-    target_kl: NonNegative = 0.0  # end the epochs once the KL exceeds 1.5 × this; 0: do not
+    target_kl: NonNegative = 0.0  # end the epochs once the KL exceeds 1.5 × this; 0: never
 
     # The run
-    compile: bool | None = None  # use torch.compile (default: from 500_000 steps on)
-    threads: Count = 1  # of torch; more than 1 slows down networks this small
-    run_dir: str = ""  # a new directory for the records (default: one in runs/)
+    compile: bool | None = None  # use torch.compile; if not given: from 500_000 steps on
+    threads: Count = 1  # torch's threads; more than 1 slows down networks this small
+    run_dir: str = ""  # a new directory for the records; if not given: one in runs/
     goal_score: float | None = None  # stop when the last 100 episodes average this score
     resume: str = ""  # directory of a run: go on with it, with its settings
     evaluate: str = ""  # directory of a run, or a .pt file: play its policy, do not train
@@ -107,6 +108,7 @@ class Args:
     video: bool = False  # with --evaluate: record to RUN_DIR/videos
 
     def __post_init__(self):
+        check_ranges(self)
         self.batch_size = self.num_steps * self.num_envs  # T × N
         self.num_iterations = self.total_steps // self.batch_size
         check(self)
@@ -132,7 +134,7 @@ def train(args, checkpoint=None):
     torch.manual_seed(args.seed)
     envs = make_envs(args)
     net = ActorCritic(envs.single_observation_space, envs.single_action_space, args)
-    # not in the paper: Baselines' ε for Adam (--adam-eps 1e-8); `update` sets its step size
+    # not in the paper: Baselines' ε for Adam (--adam-eps 1e-8); `update` sets the learning rate
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
     penalty = Penalty(args.kl_beta)
     batch = make_batch(args.num_steps, envs)
@@ -163,8 +165,8 @@ def train(args, checkpoint=None):
 class ActorCritic(nn.Module):
     """Policy π(a|s) (PPO's Sec. 6.1) and value V(s), two networks of two layers of 64 tanh units.
 
-    obs_moments: of the observations; return_moments: of the discounted returns. Observations are
-    tensors (..., observation size), normalised unless they are called raw.
+    obs_moments holds the running mean and variance of the observations, return_moments those of
+    the discounted returns. obs: (..., observation size), normalised; raw_obs: not normalised.
     """
 
     def __init__(self, obs_space, action_space, args):
@@ -184,7 +186,7 @@ class ActorCritic(nn.Module):
 
     def normalise(self, raw_obs):
         """Raw observations as the networks take them, float32."""
-        if self.norm_obs:  # not in the paper: from ppo2, here fixed in a rollout (--no-norm-obs)
+        if self.norm_obs:  # not in the paper: ppo2's; the moments are a rollout old (--no-norm-obs)
             raw_obs = ((raw_obs - self.obs_moments.mean) / self.obs_moments.std).clamp(-10, 10)
         return raw_obs.float()
 
@@ -206,7 +208,7 @@ class ActorCritic(nn.Module):
         return self.distribution(self.pi_params(obs))
 
     def value(self, obs):
-        """V(s), (...)"""
+        """V(s), (..., observation size) -> (...)"""
         return self.critic(obs).squeeze(-1)
 
 
@@ -255,19 +257,21 @@ def make_batch(num_steps, envs):
     dtype = torch.int64 if isinstance(action_space, Discrete) else torch.float32
     num_envs, shape = envs.num_envs, (num_steps, envs.num_envs)
     return SimpleNamespace(
-        raw_obs=torch.zeros(num_steps + 1, num_envs, *obs_shape).double(),  # s_0, ..., s_T
-        next_obs=torch.zeros(*shape, *obs_shape).double(),  # raw, what step t led to; see `rollout`
+        # (T + 1, N, observation size), s_0, ..., s_T; the next rollout goes on from the last row
+        raw_obs=torch.zeros(num_steps + 1, num_envs, *obs_shape).double(),
+        # (T, N, observation size), what step t led to, before any reset
+        next_obs=torch.zeros(*shape, *obs_shape).double(),
         actions=torch.zeros(*shape, *action_space.shape, dtype=dtype),  # (T, N[, action size])
         rewards=torch.zeros(shape),
         terminated=torch.zeros(shape),  # 1 where the episode ended
         truncated=torch.zeros(shape),  # 1 where a time limit cut it off
-        discounted_return=np.zeros(num_envs),  # (N,), of the episodes that go on; `scale_rewards`
-        # of the whole rollout at once, once it is over:
+        discounted_return=np.zeros(num_envs),  # (N,) array, of unfinished episodes; `scale_rewards`
+        # set after the last step:
         obs=None,  # (T, N, observation size), normalised
         pi_old=None,  # (T, N, ...), the parameters of π_θold(·|s_t)
         log_probs=None,  # log π_θold(a_t|s_t)
         values=None,  # V(s_t)
-        next_values=None,  # V of what step t led to
+        next_values=None,  # V of next_obs
         advantages=None,  # Â_t
         targets=None,  # V^targ_t
     )
@@ -275,13 +279,13 @@ def make_batch(num_steps, envs):
 
 @torch.no_grad()
 def rollout(envs, net, batch):
-    """Run π_θold for T timesteps in N environments, filling `batch` (PPO's Algorithm 1, line 3).
+    """Run π_θold for T timesteps in N environments, filling `batch`.
 
     Returns (t, return, length) of each episode that ended at step t = 0, ..., T - 1.
     """
     num_steps, episodes = len(batch.rewards), []
-    tensors = {name: x for name, x in vars(batch).items() if torch.is_tensor(x)}
-    b = SimpleNamespace(**{name: x.numpy() for name, x in tensors.items()})  # same memory, faster
+    names = ("raw_obs", "next_obs", "actions", "rewards", "terminated", "truncated")
+    b = SimpleNamespace(**{name: getattr(batch, name).numpy() for name in names})  # same memory
     policy = make_policy(net, num_steps, envs.num_envs)
     b.raw_obs[0] = b.raw_obs[-1]  # go on where the last rollout ended
     for t in range(num_steps):
@@ -306,7 +310,8 @@ def rollout(envs, net, batch):
 def make_policy(net, num_steps, num_envs):
     """π_θ as a function policy(t, raw_obs) -> actions, on arrays (N, ...); t = 0, ..., T - 1.
 
-    In numpy, and with all noise drawn at once: torch takes twice as long for one observation.
+    In numpy, and with all noise drawn beforehand: torch takes three times as long for one
+    observation.
     """
     linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
     *hidden, head = [(m.weight.T.numpy(), m.bias.numpy()) for m in linear]
@@ -334,11 +339,11 @@ def make_policy(net, num_steps, num_envs):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the state that step t led to, before any reset. After a terminal step
-    nothing follows, and it is not used; at a time limit (truncated) it stands for what would have
-    followed. Both end the sum of Eq. 11 (its last exponent, printed T−t+1, should be T−t−1).
+    next_values[t] is V of the state after step t, before any reset. If step t was terminal, it is
+    not used. If a time limit cut the episode off (truncated), it stands for the rewards that would
+    have followed. The sum of Eq. 11 ends at either. (Its last exponent, printed T−t+1, is T−t−1.)
     """
-    # the factors (1 - ...): not in the PPO paper, where no episode ends
+    # the factors (1 - ...): not in the PPO paper, whose sums do not reach an episode's end
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
@@ -368,10 +373,10 @@ def scale_rewards(batch, moments, gamma):
     ppo2's scaling (--no-norm-reward), here once a rollout, not at every step.
     """
     rewards, returns = batch.rewards.numpy(), np.zeros(batch.rewards.shape)
-    going_on = ((1 - batch.terminated) * (1 - batch.truncated)).numpy()
+    not_done = ((1 - batch.terminated) * (1 - batch.truncated)).numpy()
     for t in range(len(rewards)):
         returns[t] = rewards[t] + gamma * batch.discounted_return
-        batch.discounted_return = returns[t] * going_on[t]
+        batch.discounted_return = returns[t] * not_done[t]
     moments.add(torch.from_numpy(returns).flatten())
     batch.rewards.div_(moments.std).clamp_(-10, 10)
 
@@ -380,7 +385,8 @@ def scale_rewards(batch, moments, gamma):
 
 
 def ppo_loss(net, obs, actions, pi_old, log_probs, advantages, targets, clip_eps, beta, args):
-    """Minus the objective of Eq. 9 on a minibatch, and the minibatch's statistics.
+    """Minus the objective of Eq. 9 on a minibatch, with the policy's term that --objective names,
+    and the minibatch's statistics.
 
     The tensors have M rows; pi_old and log_probs, log π(a|s), are those of π_θold.
     """
@@ -424,7 +430,7 @@ class Penalty(nn.Module):
             self.beta /= 2
         elif kl > kl_target * 1.5:
             self.beta *= 2
-        self.beta.clamp_(1e-12, 1e12)  # not in the paper: float32 would end at 0 or infinity
+        self.beta.clamp_(1e-12, 1e12)  # not in the paper: float32 must not reach 0 or infinity
 
 
 def anneal(args, iteration):
@@ -452,7 +458,7 @@ def compile_gradients(net):
     torch._dynamo.config.trace_autograd_ops = True  # loss.backward() too
     print("compiling, which takes about a minute (--no-compile begins at once)", flush=True)
     pi = net.pi(torch.zeros(1, len(net.obs_moments.mean)))
-    kl_divergence(pi, pi)  # caches the formula for its type: the lookup cannot be compiled
+    kl_divergence(pi, pi)  # caches the formula for its type; looking it up cannot be compiled
     return torch.compile(compute_gradients, fullgraph=True, dynamic=False)
 
 
@@ -468,18 +474,18 @@ def update(gradients, net, optimizer, batch, learning_rate, clip_eps, beta, args
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples["advantages"] = standardise(samples["advantages"])
     optimizer.param_groups[0]["lr"] = learning_rate
-    clip_eps = torch.tensor(clip_eps)  # a changing float would be recompiled
-    minibatch_stats = []
+    clip_eps = torch.tensor(clip_eps)  # a tensor: new floats would recompile
+    all_stats = []
     for _ in range(args.num_epochs):
         for indices in torch.randperm(args.batch_size).split(args.minibatch_size):
             optimizer.zero_grad()
             stats = gradients(net, samples, indices, clip_eps, beta, args)
             optimizer.step()
-            minibatch_stats.append(torch.stack(list(stats.values())))
-        # not in the paper: Spinning Up's early stop (--target-kl 0)
+            all_stats.append(torch.stack(list(stats.values())))
+        # not in the paper: Spinning Up's early stop, here after a whole epoch; off by default
         if args.target_kl and mean_kl(net, batch) > 1.5 * args.target_kl:
             break
-    stats = dict(zip(stats, torch.stack(minibatch_stats).mean(0).tolist(), strict=True))
+    stats = dict(zip(stats, torch.stack(all_stats).mean(0).tolist(), strict=True))
     stats["kl"] = mean_kl(net, batch)
     check_finite(**stats)
     # Â = V^targ − V is what V leaves unexplained
@@ -578,15 +584,16 @@ class Run(AbstractContextManager):
     learned:   {name: what training changes}, each with a state_dict(), among them "net"
     iteration: where to begin, 0 in a new run; seed: for all that is random from there on
     episodes:  (step, return, length, seconds) of each finished episode; step: where it ended
-    stop:      the number of the signal that asked to stop, SIGINT (Ctrl-C) or SIGTERM; else 0
+    stop:      number of the signal that asked to stop, SIGINT (Ctrl-C) or SIGTERM; else 0
     """
 
     def __init__(self, args, checkpoint, **learned):
         self.args, self.learned, self.stop = args, learned, 0
         start = checkpoint or {"step": 0, "episodes": [], "best": -inf, "seconds": 0.0}
         self.step, self.episodes, self.best = start["step"], start["episodes"], start["best"]
-        for name, part in learned.items() if checkpoint else ():
-            part.load_state_dict(checkpoint[name])
+        if checkpoint:
+            for name, part in learned.items():
+                part.load_state_dict(checkpoint[name])
         self.iteration = self.step // args.batch_size
         self.seed = derive_seed(args.seed, self.iteration)  # a resumed run plays other episodes
         self.last_log = self.last_save = time.time()
@@ -702,13 +709,16 @@ class Run(AbstractContextManager):
         for part in (self.bar, self.csv, self.tensorboard):
             part.close()
         out = sys.stderr if failed else sys.stdout
+        script = sys.argv[0] if Path(sys.argv[0]).name == SCRIPT else SCRIPT
         if not failed:
             print(f"step {self.step:,}: score {self.score:.5g}, the mean return of the last "
-                  f"{min(len(self.episodes), 100)} episodes\n"
-                  f"watch:  python {SCRIPT} --evaluate {self.dir} --render")  # fmt: skip
+                  f"{min(len(self.episodes), 100)} episodes")  # fmt: skip
+            watch = ["python", script, "--evaluate", str(self.dir), "--render"]
+            print(f"watch:  {shlex.join(watch)}")
         unfinished = self.step // self.args.batch_size < self.args.num_iterations
         if unfinished and (self.dir / "checkpoint.pt").exists():
-            print(f"go on:  python {SCRIPT} --resume {self.dir}", file=out)
+            resume = ["python", script, "--resume", str(self.dir)]
+            print(f"go on:  {shlex.join(resume)}", file=out)
         for number, handler in self.handlers.items():  # from here on they end the process again
             signal.signal(number, handler)
         if self.stop and not failed:
@@ -724,13 +734,15 @@ def load_checkpoint(path, best):
     """The checkpoint in a run's directory, or a .pt file. Loading plain data runs no code."""
     if path.suffix != ".pt":
         path /= "best.pt" if best and (path / "best.pt").exists() else "checkpoint.pt"
+    if not path.exists():
+        sys.exit(f"{path}: does not exist (a run first saves itself after a minute)")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         script = checkpoint["script"]
-    except Exception as e:  # whatever torch meets in a file that is missing, cut short or foreign
-        sys.exit(f"{path}: {type(e).__name__}; need a whole checkpoint of {SCRIPT}")
+    except Exception as e:  # whatever torch meets in a file that is cut short or foreign
+        sys.exit(f"{path}: cannot be read as a checkpoint of {SCRIPT} ({type(e).__name__})")
     if script != SCRIPT:
-        sys.exit(f"{path}: is {script}'s; need a checkpoint of {SCRIPT}")
+        sys.exit(f"{path}: is a checkpoint of {script}, not of {SCRIPT}")
     checkpoint["settings"] |= {"resume": "", "evaluate": "", "run_dir": str(path.parent)}
     return checkpoint
 
@@ -801,11 +813,15 @@ def parse_args(argv=None):
     """The settings, and the checkpoint that --resume or --evaluate names, or None."""
     style = {"args": argv, "description": __doc__, "config": (tyro.conf.DisallowNone,)}
     first, _ = tyro.cli(First, **style, return_unknown_args=True, add_help=False)
+    if first.resume and first.evaluate:
+        sys.exit("--resume, --evaluate: need one of them, not both")
     job = "resume" if first.resume else "evaluate"
     path = getattr(first, job)
     if not path:
         return tyro.cli(Args, **style, default=Args(**TASKS.get(first.env_id, {}))), None
     checkpoint = load_checkpoint(Path(path), best=job == "evaluate")
+    if job == "resume" and "episodes" not in checkpoint:
+        sys.exit(f"--resume {path}: holds a policy alone; name the directory of the run")
     names = {field.name for field in fields(Args)}  # an older version may have had others
     saved = Args(**{name: value for name, value in checkpoint["settings"].items()
                     if name in names and value is not None})  # fmt: skip
@@ -817,13 +833,18 @@ def parse_args(argv=None):
     return args, checkpoint
 
 
-def check(args):
-    """Raise ValueError if a setting is out of its range or does not go with another."""
+def check_ranges(args):
+    """Raise ValueError if a setting is out of the range of its type."""
     for field in fields(args):
         low, high = getattr(field.type, "__metadata__", (-inf, inf))
         value, flag = getattr(args, field.name), field.name.replace("_", "-")
         if isinstance(value, int | float) and not (low <= value <= high and isfinite(value)):
-            raise ValueError(f"--{flag} {value}: need a number from {low} to {high}")
+            limits = f"of at least {low}" if high == inf else f"from {low} to {high}"
+            raise ValueError(f"--{flag} {value}: need a number {limits}")
+
+
+def check(args):
+    """Raise ValueError if settings do not go together."""
     if args.batch_size % args.minibatch_size:
         raise ValueError(f"--minibatch-size: need a divisor of T × N = {args.batch_size}")
     if args.num_iterations == 0:
@@ -835,7 +856,7 @@ def check(args):
 
 
 def choose_compile(args):
-    """Whether to compile: by default in runs so long that the minute it takes counts little."""
+    """Whether to compile: by default only in long runs, as it takes about a minute."""
     headers = Path(sysconfig.get_path("include"), "Python.h")
     possible = headers.exists() and shutil.which(os.environ.get("CXX", "g++"))
     if args.compile and not possible:
@@ -855,12 +876,12 @@ def main(argv=None):
         args.compile = choose_compile(args)
         train(args, checkpoint)
     except FloatingPointError as e:
-        sys.exit(f"{SCRIPT}: {e}")
+        sys.exit(f"{SCRIPT}: stopped, {e}")
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # where a γ cannot be printed
+        stream.reconfigure(errors="replace")  # a terminal that cannot print γ shows ?
     main()

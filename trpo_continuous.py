@@ -14,7 +14,7 @@ The practical algorithm of Sec. 6, "single path", in our words               her
 
 The paper estimates the Q-values without a critic. Here, as is usual today, advantages take their
 place, estimated by GAE (arXiv 1506.02438) with a critic that is fitted after the policy's step.
-True advantages would change the surrogate by a constant only (Sec. 5). The networks are those of
+With exact advantages the surrogate changes only by a constant (Sec. 5). The networks are those of
 the PPO paper (arXiv 1707.06347). Anything else that is not in the paper says so. "Vine", the
 paper's other way to collect samples, is left out. "Baselines" is OpenAI's trpo_mpi, "ppo2" its PPO.
 
@@ -27,6 +27,7 @@ paper's other way to collect samples, is left out. "Baselines" is OpenAI's trpo_
 import hashlib
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -54,29 +55,29 @@ from tqdm import tqdm
 
 Count, Seed = Annotated[int, 1, inf], Annotated[int, 0, 2**63 - 1]  # type, lowest, highest
 Positive, NonNegative = Annotated[float, 1e-12, inf], Annotated[float, 0, inf]
-Fraction = Annotated[float, 0, 1]
+Fraction, Share = Annotated[float, 0, 1], Annotated[float, 1e-12, 1]
 
 
 @dataclass
 class Args:
     env_id: str = "CartPole-v1"  # Gymnasium's id of a task whose observations are vectors
-    seed: Seed = 1  # of the network, the actions, the minibatches and the task
-    total_steps: Count = 1_000_000  # agent steps in all
+    seed: Seed = 1  # seed of the network, the actions, the minibatches and the task
+    total_steps: Count = 1_000_000  # agent steps, rounded down to whole rollouts (T × N)
 
     # The trust region: Sec. 6, App. C and E
     max_kl: Positive = 0.01  # δ, the bound of the mean KL in Eq. 14
     cg_iters: Count = 10  # k, iterations of conjugate gradient
-    fvp_fraction: Positive = 1.0  # share of the states in A's mean (App. C.1: a tenth)
+    fvp_fraction: Share = 1.0  # share of the rollout's states used to compute A (App. C.1: 0.1)
     cg_damping: NonNegative = 0.1  # not in the paper: added to A's diagonal (Baselines)
     line_search_steps: Count = 10  # not in the paper: tries of the line search (Baselines)
-    backtrack_coef: Fraction = 0.8  # β times this after a failed try (Spinning Up's value)
+    backtrack_coef: Share = 0.8  # factor on β after a failed try (Spinning Up's value)
 
     # The batch
     num_envs: Count = 1  # N, number of actors
-    num_steps: Count = 1024  # T, steps of each actor in a rollout (Baselines: 1024)
-    gamma: Fraction = 0.99  # γ, discount, the paper's
+    num_steps: Count = 1024  # T, steps of each actor in a rollout (Baselines' value)
+    gamma: Fraction = 0.99  # γ, discount (the paper's value)
 
-    # Not in the paper: the critic and more, from OpenAI's Baselines
+    # Not in the paper: critic, scaling and initial weights, from OpenAI's Baselines
     gae_lambda: Fraction = 0.98  # λ of GAE; 1: returns minus V
     num_epochs: Count = 5  # K, the critic's passes over a rollout
     minibatch_size: Count = 64  # M, samples in one of the critic's minibatches
@@ -85,11 +86,11 @@ class Args:
     norm_reward: bool = True  # divide rewards by the std of returns, clip them at ±10 (ppo2)
     clip_actions: bool = True  # clip actions to the task's bounds before the task gets them
     norm_adv: Literal["rollout", "none"] = "rollout"  # standardise the advantages of a rollout
-    orthogonal: bool = True  # orthogonal initial weights, a small policy head
+    orthogonal: bool = True  # orthogonal initial weights; the policy's last layer 100 times smaller
 
     # The run
-    threads: Count = 1  # of torch; more than 1 slows down networks this small
-    run_dir: str = ""  # a new directory for the records (default: one in runs/)
+    threads: Count = 1  # torch's threads; more than 1 slows down networks this small
+    run_dir: str = ""  # a new directory for the records; if not given: one in runs/
     goal_score: float | None = None  # stop when the last 100 episodes average this score
     resume: str = ""  # directory of a run: go on with it, with its settings
     evaluate: str = ""  # directory of a run, or a .pt file: play its policy, do not train
@@ -99,6 +100,7 @@ class Args:
     video: bool = False  # with --evaluate: record to RUN_DIR/videos
 
     def __post_init__(self):
+        check_ranges(self)
         self.batch_size = self.num_steps * self.num_envs  # T × N
         self.num_iterations = self.total_steps // self.batch_size
         check(self)
@@ -123,6 +125,7 @@ def train(args, checkpoint=None):
     torch.manual_seed(args.seed)
     envs = make_envs(args)
     net = ActorCritic(envs.single_observation_space, envs.single_action_space, args)
+    # not in the paper: a critic, fitted by Adam (Baselines)
     optimizer = torch.optim.Adam(net.critic.parameters(), args.learning_rate, fused=True)
     batch = make_batch(args.num_steps, envs)
 
@@ -147,8 +150,8 @@ def train(args, checkpoint=None):
 class ActorCritic(nn.Module):
     """Policy π(a|s) (PPO's Sec. 6.1) and value V(s), two networks of two layers of 64 tanh units.
 
-    obs_moments: of the observations; return_moments: of the discounted returns. Observations are
-    tensors (..., observation size), normalised unless they are called raw.
+    obs_moments holds the running mean and variance of the observations, return_moments those of
+    the discounted returns. obs: (..., observation size), normalised; raw_obs: not normalised.
     """
 
     def __init__(self, obs_space, action_space, args):
@@ -168,7 +171,7 @@ class ActorCritic(nn.Module):
 
     def normalise(self, raw_obs):
         """Raw observations as the networks take them, float32."""
-        if self.norm_obs:  # not in the paper: from ppo2, here fixed in a rollout (--no-norm-obs)
+        if self.norm_obs:  # not in the paper: ppo2's; the moments are a rollout old (--no-norm-obs)
             raw_obs = ((raw_obs - self.obs_moments.mean) / self.obs_moments.std).clamp(-10, 10)
         return raw_obs.float()
 
@@ -190,7 +193,7 @@ class ActorCritic(nn.Module):
         return self.distribution(self.pi_params(obs))
 
     def value(self, obs):
-        """V(s), (...)"""
+        """V(s), (..., observation size) -> (...)"""
         return self.critic(obs).squeeze(-1)
 
 
@@ -239,19 +242,21 @@ def make_batch(num_steps, envs):
     dtype = torch.int64 if isinstance(action_space, Discrete) else torch.float32
     num_envs, shape = envs.num_envs, (num_steps, envs.num_envs)
     return SimpleNamespace(
-        raw_obs=torch.zeros(num_steps + 1, num_envs, *obs_shape).double(),  # s_0, ..., s_T
-        next_obs=torch.zeros(*shape, *obs_shape).double(),  # raw, what step t led to; see `rollout`
+        # (T + 1, N, observation size), s_0, ..., s_T; the next rollout goes on from the last row
+        raw_obs=torch.zeros(num_steps + 1, num_envs, *obs_shape).double(),
+        # (T, N, observation size), what step t led to, before any reset
+        next_obs=torch.zeros(*shape, *obs_shape).double(),
         actions=torch.zeros(*shape, *action_space.shape, dtype=dtype),  # (T, N[, action size])
         rewards=torch.zeros(shape),
         terminated=torch.zeros(shape),  # 1 where the episode ended
         truncated=torch.zeros(shape),  # 1 where a time limit cut it off
-        discounted_return=np.zeros(num_envs),  # (N,), of the episodes that go on; `scale_rewards`
-        # of the whole rollout at once, once it is over:
+        discounted_return=np.zeros(num_envs),  # (N,) array, of unfinished episodes; `scale_rewards`
+        # set after the last step:
         obs=None,  # (T, N, observation size), normalised
         pi_old=None,  # (T, N, ...), the parameters of π_θold(·|s_t)
         log_probs=None,  # log π_θold(a_t|s_t)
         values=None,  # V(s_t)
-        next_values=None,  # V of what step t led to
+        next_values=None,  # V of next_obs
         advantages=None,  # Â_t
         targets=None,  # V^targ_t
     )
@@ -259,13 +264,13 @@ def make_batch(num_steps, envs):
 
 @torch.no_grad()
 def rollout(envs, net, batch):
-    """Run π_θold for T timesteps in N environments, filling `batch` (PPO's Algorithm 1, line 3).
+    """Run π_θold for T timesteps in N environments, filling `batch`.
 
     Returns (t, return, length) of each episode that ended at step t = 0, ..., T - 1.
     """
     num_steps, episodes = len(batch.rewards), []
-    tensors = {name: x for name, x in vars(batch).items() if torch.is_tensor(x)}
-    b = SimpleNamespace(**{name: x.numpy() for name, x in tensors.items()})  # same memory, faster
+    names = ("raw_obs", "next_obs", "actions", "rewards", "terminated", "truncated")
+    b = SimpleNamespace(**{name: getattr(batch, name).numpy() for name in names})  # same memory
     policy = make_policy(net, num_steps, envs.num_envs)
     b.raw_obs[0] = b.raw_obs[-1]  # go on where the last rollout ended
     for t in range(num_steps):
@@ -290,7 +295,8 @@ def rollout(envs, net, batch):
 def make_policy(net, num_steps, num_envs):
     """π_θ as a function policy(t, raw_obs) -> actions, on arrays (N, ...); t = 0, ..., T - 1.
 
-    In numpy, and with all noise drawn at once: torch takes twice as long for one observation.
+    In numpy, and with all noise drawn beforehand: torch takes three times as long for one
+    observation.
     """
     linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
     *hidden, head = [(m.weight.T.numpy(), m.bias.numpy()) for m in linear]
@@ -318,11 +324,11 @@ def make_policy(net, num_steps, num_envs):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the state that step t led to, before any reset. After a terminal step
-    nothing follows, and it is not used; at a time limit (truncated) it stands for what would have
-    followed. Both end the sum of Eq. 11 (its last exponent, printed T−t+1, should be T−t−1).
+    next_values[t] is V of the state after step t, before any reset. If step t was terminal, it is
+    not used. If a time limit cut the episode off (truncated), it stands for the rewards that would
+    have followed. The sum of Eq. 11 ends at either. (Its last exponent, printed T−t+1, is T−t−1.)
     """
-    # the factors (1 - ...): not in the PPO paper, where no episode ends
+    # the factors (1 - ...): not in the PPO paper, whose sums do not reach an episode's end
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
@@ -352,10 +358,10 @@ def scale_rewards(batch, moments, gamma):
     ppo2's scaling (--no-norm-reward), here once a rollout, not at every step.
     """
     rewards, returns = batch.rewards.numpy(), np.zeros(batch.rewards.shape)
-    going_on = ((1 - batch.terminated) * (1 - batch.truncated)).numpy()
+    not_done = ((1 - batch.terminated) * (1 - batch.truncated)).numpy()
     for t in range(len(rewards)):
         returns[t] = rewards[t] + gamma * batch.discounted_return
-        batch.discounted_return = returns[t] * going_on[t]
+        batch.discounted_return = returns[t] * not_done[t]
     moments.add(torch.from_numpy(returns).flatten())
     batch.rewards.div_(moments.std).clamp_(-10, 10)
 
@@ -375,15 +381,14 @@ def surrogate(pi, samples):
 
 
 def fisher_vector_product(net, obs, weights):
-    """The function y -> A y, where A is the Hessian of the mean KL(π_θold ‖ π_θ) at θ_old, which is
-    the Fisher matrix there: by differentiating the KL twice, the generic way of App. C.1.
+    """Return a function that computes A y, (W,) -> (W,). A is the Hessian of the mean
+    KL(π_θold ‖ π_θ) at θ_old, which is the Fisher matrix there.
 
-    obs: the states of the mean, (B, observation size); weights: the policy's, at θ_old, tensors of
-    W numbers in all. y and A y are (W,).
+    It differentiates the KL twice, the generic way of App. C.1. obs: the states of the mean,
+    (B, observation size); weights: the policy's tensors, W numbers in all.
     """
-    with torch.no_grad():
-        pi_old = net.pi(obs)
-    kl = kl_divergence(pi_old, net.pi(obs)).mean()
+    pi = net.pi_params(obs)
+    kl = kl_divergence(net.distribution(pi.detach()), net.distribution(pi)).mean()
     gradient = flat(torch.autograd.grad(kl, weights, create_graph=True))
 
     def product(y):
@@ -395,20 +400,18 @@ def fisher_vector_product(net, obs, weights):
 def conjugate_gradient(product, b, num_iters, tolerance=1e-10):
     """Solve A x = b for a positive definite A, given as product(y) = A y; App. C.
 
-    Returns x and the norm of the residual b - A x. Not in the paper: stops early once
-    |b - A x|² ≤ tolerance · |b|² (Baselines: an absolute bound) or at a direction p of no positive
-    curvature.
+    Returns x and the norm of the residual b - A x. Stops once |b - A x|² ≤ tolerance · |b|².
     """
     x = torch.zeros_like(b)
     residual, p = b.clone(), b.clone()
     residual_sq = residual @ residual
     enough = tolerance * residual_sq
     for _ in range(num_iters):
-        if residual_sq <= enough:  # not in the paper: close enough
+        if residual_sq <= enough:  # not in the paper: close enough (Baselines)
             break
         a_p = product(p)
         curvature = p @ a_p
-        if not curvature > 0:  # not in the paper: rounding
+        if not curvature > 0:  # not in the paper: rounding can make pᵀAp ≤ 0
             break
         alpha = residual_sq / curvature
         x += alpha * p
@@ -423,13 +426,12 @@ def line_search(measure, weights, full_step, max_kl, num_tries, backtrack_coef):
     """Move θ by `full_step` = β s, (W,), with β shrunk until L improves and KL ≤ δ (App. C).
 
     measure() returns the surrogate's improvement and KL(π_θold ‖ π_θ) at the weights as they are.
-    Returns the fraction of the step taken, the improvement and the KL: zeros if every try fails,
-    and then the weights are what they were, bit for bit. Not in the paper: a limit of tries (as in
-    Baselines).
+    Returns the fraction of the step taken, the improvement and the KL. If every try fails, it puts
+    the old weights back, bit for bit, and returns zeros.
     """
     theta_old = flat(weights)
     fraction = 1.0
-    for _ in range(num_tries):  # not in the paper: a limit (--line-search-steps)
+    for _ in range(num_tries):  # not in the paper: a limit of tries (Baselines)
         nn.utils.vector_to_parameters(theta_old + fraction * full_step, weights)
         improvement, kl = measure()
         if 0 < improvement < inf and kl <= max_kl:  # both are false for nan
@@ -462,8 +464,8 @@ def trust_region_step(net, samples, args):
 
     s, residual = conjugate_gradient(damped, g, args.cg_iters)
     s_a_s = s @ damped(s)
-    check_finite(s_a_s=s_a_s)
-    # β s of App. C; the damping in sᵀAs, as in Baselines, makes it shorter. 0 where s = 0
+    check_finite(curvature_along_the_step=s_a_s)
+    # β s of App. C, or 0 if s = 0. As in Baselines sᵀAs has the damping: a slightly shorter step
     full_step = (2 * args.max_kl / s_a_s).sqrt() * s if s_a_s > 0 else torch.zeros_like(s)
 
     pi_old = net.distribution(samples.pi_old)
@@ -596,15 +598,16 @@ class Run(AbstractContextManager):
     learned:   {name: what training changes}, each with a state_dict(), among them "net"
     iteration: where to begin, 0 in a new run; seed: for all that is random from there on
     episodes:  (step, return, length, seconds) of each finished episode; step: where it ended
-    stop:      the number of the signal that asked to stop, SIGINT (Ctrl-C) or SIGTERM; else 0
+    stop:      number of the signal that asked to stop, SIGINT (Ctrl-C) or SIGTERM; else 0
     """
 
     def __init__(self, args, checkpoint, **learned):
         self.args, self.learned, self.stop = args, learned, 0
         start = checkpoint or {"step": 0, "episodes": [], "best": -inf, "seconds": 0.0}
         self.step, self.episodes, self.best = start["step"], start["episodes"], start["best"]
-        for name, part in learned.items() if checkpoint else ():
-            part.load_state_dict(checkpoint[name])
+        if checkpoint:
+            for name, part in learned.items():
+                part.load_state_dict(checkpoint[name])
         self.iteration = self.step // args.batch_size
         self.seed = derive_seed(args.seed, self.iteration)  # a resumed run plays other episodes
         self.last_log = self.last_save = time.time()
@@ -720,13 +723,16 @@ class Run(AbstractContextManager):
         for part in (self.bar, self.csv, self.tensorboard):
             part.close()
         out = sys.stderr if failed else sys.stdout
+        script = sys.argv[0] if Path(sys.argv[0]).name == SCRIPT else SCRIPT
         if not failed:
             print(f"step {self.step:,}: score {self.score:.5g}, the mean return of the last "
-                  f"{min(len(self.episodes), 100)} episodes\n"
-                  f"watch:  python {SCRIPT} --evaluate {self.dir} --render")  # fmt: skip
+                  f"{min(len(self.episodes), 100)} episodes")  # fmt: skip
+            watch = ["python", script, "--evaluate", str(self.dir), "--render"]
+            print(f"watch:  {shlex.join(watch)}")
         unfinished = self.step // self.args.batch_size < self.args.num_iterations
         if unfinished and (self.dir / "checkpoint.pt").exists():
-            print(f"go on:  python {SCRIPT} --resume {self.dir}", file=out)
+            resume = ["python", script, "--resume", str(self.dir)]
+            print(f"go on:  {shlex.join(resume)}", file=out)
         for number, handler in self.handlers.items():  # from here on they end the process again
             signal.signal(number, handler)
         if self.stop and not failed:
@@ -742,13 +748,15 @@ def load_checkpoint(path, best):
     """The checkpoint in a run's directory, or a .pt file. Loading plain data runs no code."""
     if path.suffix != ".pt":
         path /= "best.pt" if best and (path / "best.pt").exists() else "checkpoint.pt"
+    if not path.exists():
+        sys.exit(f"{path}: does not exist (a run first saves itself after a minute)")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         script = checkpoint["script"]
-    except Exception as e:  # whatever torch meets in a file that is missing, cut short or foreign
-        sys.exit(f"{path}: {type(e).__name__}; need a whole checkpoint of {SCRIPT}")
+    except Exception as e:  # whatever torch meets in a file that is cut short or foreign
+        sys.exit(f"{path}: cannot be read as a checkpoint of {SCRIPT} ({type(e).__name__})")
     if script != SCRIPT:
-        sys.exit(f"{path}: is {script}'s; need a checkpoint of {SCRIPT}")
+        sys.exit(f"{path}: is a checkpoint of {script}, not of {SCRIPT}")
     checkpoint["settings"] |= {"resume": "", "evaluate": "", "run_dir": str(path.parent)}
     return checkpoint
 
@@ -819,11 +827,15 @@ def parse_args(argv=None):
     """The settings, and the checkpoint that --resume or --evaluate names, or None."""
     style = {"args": argv, "description": __doc__, "config": (tyro.conf.DisallowNone,)}
     first, _ = tyro.cli(First, **style, return_unknown_args=True, add_help=False)
+    if first.resume and first.evaluate:
+        sys.exit("--resume, --evaluate: need one of them, not both")
     job = "resume" if first.resume else "evaluate"
     path = getattr(first, job)
     if not path:
         return tyro.cli(Args, **style, default=Args(**TASKS.get(first.env_id, {}))), None
     checkpoint = load_checkpoint(Path(path), best=job == "evaluate")
+    if job == "resume" and "episodes" not in checkpoint:
+        sys.exit(f"--resume {path}: holds a policy alone; name the directory of the run")
     names = {field.name for field in fields(Args)}  # an older version may have had others
     saved = Args(**{name: value for name, value in checkpoint["settings"].items()
                     if name in names and value is not None})  # fmt: skip
@@ -835,13 +847,18 @@ def parse_args(argv=None):
     return args, checkpoint
 
 
-def check(args):
-    """Raise ValueError if a setting is out of its range or does not go with another."""
+def check_ranges(args):
+    """Raise ValueError if a setting is out of the range of its type."""
     for field in fields(args):
         low, high = getattr(field.type, "__metadata__", (-inf, inf))
         value, flag = getattr(args, field.name), field.name.replace("_", "-")
         if isinstance(value, int | float) and not (low <= value <= high and isfinite(value)):
-            raise ValueError(f"--{flag} {value}: need a number from {low} to {high}")
+            limits = f"of at least {low}" if high == inf else f"from {low} to {high}"
+            raise ValueError(f"--{flag} {value}: need a number {limits}")
+
+
+def check(args):
+    """Raise ValueError if settings do not go together."""
     if args.batch_size % args.minibatch_size:
         raise ValueError(f"--minibatch-size: need a divisor of T × N = {args.batch_size}")
     if args.num_iterations == 0:
@@ -861,12 +878,12 @@ def main(argv=None):
             return evaluate(args, checkpoint)
         train(args, checkpoint)
     except FloatingPointError as e:
-        sys.exit(f"{SCRIPT}: {e}")
+        sys.exit(f"{SCRIPT}: stopped, {e}")
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # where a γ cannot be printed
+        stream.reconfigure(errors="replace")  # a terminal that cannot print γ shows ?
     main()

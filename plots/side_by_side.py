@@ -234,7 +234,7 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
         ("eq-14-kl", ("trust_region_step", "def measure", "kl_divergence"),
                      ("line_search", "if 0 < improvement", "return fraction")),
         ("gradient", ("trust_region_step", "l_old =", " g =")),
-        ("fisher", ("fisher_vector_product", "with torch.no_grad", "return product"),
+        ("fisher", ("fisher_vector_product", "pi = net.pi_params", "return product"),
                    ("trust_region_step", "args.fvp_fraction", "product =")),
         ("cg", ("conjugate_gradient", "def", "return x"),
                ("trust_region_step", "def damped", "s, residual =")),

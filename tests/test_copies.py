@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 
 PROBLEM = {  # from pixels or from state vectors
     "__doc__", "Args", "train", "ActorCritic", "make_batch", "rollout", "PUBLISHED_BY",
-    "PUBLISHED_SCORES", "evaluate", "MAY_CHANGE", "parse_args", "check", "main", "update",
+    "PUBLISHED_SCORES", "evaluate", "MAY_CHANGE", "parse_args", "main", "update",
 }  # fmt: skip
 
 DIFFER = {  # where a pair's problems or algorithms differ

@@ -118,9 +118,12 @@ def test_two_processes_have_one_network_and_games_of_their_own(tmp_path):
     assert one["scratch"] is None and not os.path.exists(two["scratch"])
 
 
-def test_what_does_not_divide_is_refused(monkeypatch):
+@pytest.mark.parametrize("flags", [
+    "--num-envs 8 --minibatch-size 192 --num-steps 96", "--num-envs 6 --minibatch-size 256",
+    "--num-envs 6 --minibatch-size 3",
+])  # fmt: skip
+def test_what_does_not_divide_is_refused(flags, monkeypatch):
+    """Nor may a process have a single sample to standardise."""
     monkeypatch.setattr(ppo_atari, "WORLD_SIZE", 3)
-    ppo_atari.Args(num_envs=6, minibatch_size=192)
-    for n, t, m in ((8, 96, 192), (6, 128, 256)):
-        with pytest.raises(ValueError, match="3 processes"):
-            ppo_atari.Args(num_envs=n, num_steps=t, minibatch_size=m)
+    with pytest.raises(SystemExit, match="3 processes"):
+        ppo_atari.main(flags.split())

@@ -394,7 +394,8 @@ gym.register("InfReward-v0", Odd, kwargs={"spoil": "reward"})
     (ppo_continuous, "--env-id Many-v0", ["MultiDiscrete", "need Discrete"]),
     (trpo_continuous, "--env-id Whole-v0", ["int64", "a Box of floats"]),
     (ppo_continuous, "--minibatch-size 300", ["--minibatch-size", "1024"]),
-    (ppo_continuous, "--minibatch-size 1", ["--minibatch-size 1", "from 2"]),
+    (ppo_continuous, "--minibatch-size 1", ["--minibatch-size 1", "at least 2"]),
+    (trpo_continuous, "--num-steps 0", ["--num-steps 0", "at least 1"]),
     (ppo_continuous, "--total-steps 500", ["--total-steps", "1024"]),
     (ppo_continuous, "--gamma 1.01", ["--gamma 1.01", "from 0 to 1"]),
     (trpo_continuous, "--learning-rate inf", ["--learning-rate inf"]),
@@ -404,8 +405,9 @@ gym.register("InfReward-v0", Odd, kwargs={"spoil": "reward"})
     (ppo_continuous, "--num-env 2", ["--num-env"]),
     (ppo_continuous, "--render", ["--render", "--evaluate"]),
     (ppo_continuous, "--run-dir DIR", ["--run-dir DIR", "exists"]),
-    (ppo_continuous, "--resume DIR", ["DIR/checkpoint.pt", "need a whole checkpoint"]),
-    (trpo_continuous, "--evaluate DIR/none.pt", ["DIR/none.pt", "need a whole checkpoint"]),
+    (ppo_continuous, "--resume DIR", ["DIR/checkpoint.pt", "does not exist"]),
+    (trpo_continuous, "--evaluate DIR/none.pt", ["DIR/none.pt", "does not exist"]),
+    (trpo_continuous, "--evaluate DIR --resume DIR", ["--resume", "--evaluate", "one of them"]),
 ])  # fmt: skip
 def test_bad_input_gets_a_sentence(script, flags, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
