@@ -1,0 +1,207 @@
+"""--cuda without a GPU, on a double of one. With a GPU: pytest -m slow -k cuda -n 0"""
+
+import functools
+import importlib
+import shutil
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from multiprocessing import get_context
+
+import device_double
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from processes import ROOT, events, main, rows, same, small
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.utils import is_cudagraph_unsafe_fx_node
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+import ppo_atari
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """Call a function in a process of the double's own; its first argument is a new folder."""
+    with ProcessPoolExecutor(1, get_context("spawn"), device_double.register) as pool:
+        folder = lambda: tmp_path_factory.mktemp("script")
+        yield lambda function, *args: pool.submit(function, folder(), *args).result()
+
+
+def load_script(folder, changes):
+    """A copy of the script, its text changed, whose games end after 20 steps."""
+    text, limit = (ROOT / "ppo_atari.py").read_text(), " | {'max_num_frames_per_episode': 80}"
+    double = [('device("cuda"', 'device("gpu"'), ('.type == "cuda"', '.type == "gpu"')]
+    for old, new in [*double, ("env.spec.kwargs  #", f"env.spec.kwargs{limit}  #"), *changes]:
+        assert old in text, f"the script does not say any more: {old}"
+        text = text.replace(old, new)
+    (folder / "ppo_atari.py").write_text(text)
+    sys.path.insert(0, str(folder.parent))
+    return importlib.import_module(f"{folder.name}.ppo_atari")
+
+
+def run(folder, changes, *flags):
+    """Run main on the CPU or, with --cuda, on the double. Returns its result, and the waits."""
+    with device_double.in_use() if "--cuda" in flags else nullcontext():
+        return main(load_script(folder, changes), *flags), device_double.waits
+
+
+def learned(run_dir):
+    checkpoint = torch.load(run_dir / "checkpoint.pt", map_location="cpu", weights_only=True)
+    scalars = {k: [x.value for x in v] for k, v in events(run_dir).items() if "second" not in k}
+    return rows(run_dir), scalars, [checkpoint[k] for k in ("net", "optimizer", "best", "step")]
+
+
+def play(elsewhere, folder, *flags, start=None, changes=()):
+    """Train, resume what `start` has learned, evaluate, at last on the CPU. Yields results."""
+    call, new = functools.partial(elsewhere, run, changes), folder / "new"
+    _, waits = call(*small(ppo_atari, 2, "--num-epochs", 2, "--run-dir", new, *flags))
+    yield "numbers", learned(new)
+    yield "waits", waits
+    shutil.copytree(start or new, folder / "resumed")
+    call("--resume", folder / "resumed", "--total-steps", 192, *flags)
+    yield "resumed", learned(folder / "resumed")
+    yield "scores", [call("--evaluate", new, "--episodes", 1, *where)[0] for where in (flags, ())]
+
+
+@pytest.fixture(scope="module")
+def on_cpu(elsewhere, tmp_path_factory):
+    """A run's directory; what came out there; the waits that are to be expected on the double."""
+    results = dict(play(elsewhere, folder := tmp_path_factory.mktemp("cpu")))
+    limits = len({step for step, _, _ in results["numbers"][0]})  # every game ended at one
+    assert limits > 0 and not results["waits"]
+    # the network's 10 tensors; each step's actions, and V, there and back; the samples, statistics
+    waits = {"train": 10, "rollout": 2 * (32 + 2) + 2 * limits, "update": 2 * (5 + 1)}
+    return folder / "new", results | {"waits": waits}
+
+
+def difference(elsewhere, on_cpu, folder, changes):
+    """The first that differs between a run on the double and one on the CPU, or its error."""
+    try:
+        for name, result in play(elsewhere, folder, "--cuda", start=on_cpu[0], changes=changes):
+            if not same(result, on_cpu[1][name]):
+                return f"other {name}: {result}"
+    except (Exception, SystemExit) as e:
+        return str(e)
+
+
+def test_a_run_on_the_double_is_the_run_on_the_cpu(elsewhere, on_cpu, tmp_path):
+    """Bit for bit, with the waits that are to be expected."""
+    assert difference(elsewhere, on_cpu, tmp_path, []) is None
+    cpu, gpu = (next(play(elsewhere, tmp_path / where, f"--{where}", "--bf16"))[1]
+                for where in ("no-cuda", "cuda"))  # fmt: skip
+    assert same(cpu, gpu) and not same(cpu, on_cpu[1]["numbers"])
+
+
+ACTIONS, LATER = "batch.actions[t].cpu()", "batch.actions[t].to('cpu', non_blocking=True)"
+STEP = "rewards, terminated, truncated, last_frames, finished = games.step(actions)"
+COPY = "batch.frames[t].copy_(games.frames, non_blocking=True)"
+STATE = "part.load_state_dict(checkpoint[name])"
+TO_CPU = "[s.update({k: s[k].cpu() for k in s}) for s in getattr(part, 'state', {}).values()]"
+STATS, NOISE = "torch.stack(list(stats.values()))", "torch.empty_like(logits).exponential_()"
+BOTH, EARLY = "tensors on both devices", "a pinned source has changed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes, complaint", [
+    ([("args.orthogonal, args.bf16).to(device)", "args.orthogonal, args.bf16)")], BOTH),
+    ([("last_frames.to(device)", "last_frames")], BOTH),
+    ([("torch.tensor(clip_eps, device=device)", "torch.tensor(clip_eps)")], BOTH),
+    ([("channels_last(obs[None]).to(device)", "channels_last(obs[None])")], BOTH),
+    ([(STATE, f"{STATE}, {TO_CPU}")], BOTH),
+    ([(ACTIONS, "batch.actions[t]")], ".numpy() is not supported"),
+    ([(ACTIONS, LATER), (COPY, COPY.replace("True", "False"))], "other numbers"),
+    ([(ACTIONS, LATER)], EARLY),
+    ([(STEP, f"{COPY}\n        {STEP}")], EARLY),
+    ([('map_location="cpu", ', "")], "new/checkpoint.pt"),
+    ([(STATS, f"(grad_norm.item(), {STATS})[1]")], "'update': 20"),
+    ([("pin_memory=args.cuda", "pin_memory=False")], "'rollout': 138"),
+])  # fmt: skip
+def test_the_double_notices(changes, complaint, elsewhere, on_cpu, tmp_path):
+    assert complaint in difference(elsewhere, on_cpu, tmp_path, changes)
+
+
+def minibatch(device):
+    torch.manual_seed(0)
+    code = ppo_atari.ppo_loss.__code__
+    batch = {name: torch.rand(32) / 9 for name in code.co_varnames[3 : code.co_argcount - 1]}
+    batch["frames"] = torch.randint(256, (32, 84, 84, 4), dtype=torch.uint8)
+    batch |= {"actions": torch.randint(4, (32,)), "clip_eps": torch.full((), 0.1)}
+    return {name: x.to(device) for name, x in batch.items()}
+
+
+def trace(folder, changes, bf16):
+    """The graphs of `act`, `ppo_loss` and its gradients, on tensors without numbers: how many,
+    their devices, the types of the convolutions' results, what CUDA graphs refuse."""
+    script, graphs = load_script(folder, changes), []
+    compiler = lambda graph, inputs: graphs.append(graph.graph) or make_boxed_func(graph.forward)
+    keep = {"keep_inference_input_mutations": True}  # as torch's own compiler does
+    backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, **keep)
+    compile = functools.partial(torch.compile, backend=backend, fullgraph=True)
+    net = script.ActorCritic(4, "paper", orthogonal=False, bf16=bf16)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        net, batch = net.to_empty(device="gpu"), minibatch("gpu")
+        with torch.no_grad():
+            compile(script.act)(net, batch["frames"])
+        compile(script.ppo_loss)(net, **batch, args=script.Args(clip_value_loss=True))[0].backward()
+    devices, types, refused = set(), set(), []
+    for node in (node for graph in graphs for node in graph.nodes):
+        results = [x for x in tree_leaves(node.meta.get("val")) if torch.is_tensor(x)]
+        devices |= {x.device.type for x in results}
+        types |= {x.dtype for x in results if "convolution" in str(node.target)}
+        changed = getattr(getattr(node.target, "_schema", None), "is_mutable", False)
+        refused += [str(node)] if changed or is_cudagraph_unsafe_fx_node(node) else []
+    return len(graphs), devices, types, refused
+
+
+@pytest.mark.parametrize("bf16, changes, expected", [
+    (False, [], "(3, {'gpu'}, {torch.float32}, [])"),
+    (True, [], "(3, {'gpu'}, {torch.bfloat16}, [])"),
+    (False, [(NOISE, "torch.rand(logits.shape).to(logits.device)")], "'cpu'"),
+    (False, [("(new_values - targets).square()", "targets.sub_(1).square()")], "['copy_'"),
+])  # fmt: skip
+def test_what_is_compiled_suits_cuda_graphs(bf16, changes, expected, elsewhere):
+    """In one graph each, all on the GPU, nothing changed that was given; but for two mutants.
+    The kernels that torch makes of them, and CUDA graphs of those, need a GPU."""
+    assert expected in str(elsewhere(trace, changes, bf16))
+
+
+@pytest.mark.parametrize("usable, local_rank", [(False, 0), (True, 1)])
+def test_a_gpu_that_cannot_be_used_gets_a_sentence(usable, local_rank, monkeypatch, tmp_path):
+    """One whose driver is too old is counted; and torchrun's second process needs a second."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
+    monkeypatch.setattr(ppo_atari, "LOCAL_RANK", local_rank)
+    with pytest.raises(SystemExit, match=rf"^--cuda: [^\n]*\b{int(usable)}\b[^\n]* GPUs[^\n]*$"):
+        main(ppo_atari, "--cuda", "--run-dir", tmp_path / "run")
+
+
+def gradients(device, bf16, loss):
+    torch.manual_seed(0)
+    net = ppo_atari.ActorCritic(4, bf16=bf16).to(device)
+    for _ in range(3):  # a CUDA graph is recorded in the second, and replayed in the third
+        net.zero_grad()
+        value, _ = loss(net, **minibatch(device), args=ppo_atari.Args())
+        value.backward()
+    return [x.detach().double().cpu() for x in (value, *(p.grad for p in net.parameters()))]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch can use no GPU here")
+@pytest.mark.parametrize("flags", ["", "--bf16", "--compile", "--compile --bf16"])
+def test_on_a_gpu(flags, tmp_path, capsys):
+    """Train, go on on the CPU and back, evaluate; the loss and its gradients. Prints the speed."""
+    run_dir, flags = tmp_path / "run", ["--cuda", *flags.split()]
+    main(ppo_atari, *flags, "--total-steps", 20 * 1024, "--run-dir", run_dir)
+    with capsys.disabled():
+        print(f"\n{flags}: {events(run_dir)['steps_per_second'][-1].value:.0f} steps/s")
+    for steps, where in ((21_504, ["--no-cuda", "--no-compile"]), (22_528, flags)):
+        main(ppo_atari, "--resume", run_dir, "--total-steps", steps, *where)
+    assert rows(run_dir) and learned(run_dir)[2][-1] == 22_528
+    main(ppo_atari, "--evaluate", run_dir, "--episodes", 2, "--cuda")
+    eager, bf16 = ppo_atari.ppo_loss, "--bf16" in flags
+    loss = ppo_atari.compile_both(cuda=True)[1] if "--compile" in flags else eager
+    expected, tolerance = gradients("cpu", bf16, eager), 0.1 if bf16 else 0.01
+    for one, other in zip(expected, gradients("cuda", bf16, loss), strict=True):
+        assert (one - other).norm() <= tolerance * one.norm()
