@@ -103,7 +103,7 @@ class Args:
     clip_value_loss: bool = False
 
     # The run
-    cuda: bool = False  # train on the GPU (untested)
+    cuda: bool = False  # train on the GPU
     bf16: bool = False  # bfloat16, but for the two heads: faster on some CPUs, slower on others
     compile: bool | None = None  # use torch.compile; if not given: on the CPU from 500_000 steps on
     threads: Count = torch.get_num_threads()  # threads of the emulators and of torch
