@@ -385,6 +385,7 @@ gym.register("InfReward-v0", Odd, kwargs={"spoil": "reward"})
 @pytest.mark.parametrize("script, flags, words", [
     (ppo_atari, "--env-id CartPole-v1", ["--env-id CartPole-v1", "ppo_continuous.py"]),
     (ppo_atari, "--env-id NoSuchGame-v4", ["--env-id NoSuchGame-v4"]),
+    (ppo_atari, "--env-id Breakout-v4", ["--env-id Breakout-v4", "(2, 5)"]),
     (ppo_atari, "--cuda", ["--cuda", torch.__version__]),
     (ppo_continuous, "--env-id NoSuchTask-v4", ["--env-id NoSuchTask-v4"]),
     (ppo_continuous, "--env-id BreakoutNoFrameskip-v4", ["--env-id", "ppo_atari.py"]),
