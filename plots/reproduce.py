@@ -1,57 +1,48 @@
-"""Run the experiments behind the papers' figures and tables, draw them, print them side by side.
+"""Run the experiments behind the papers' figures and tables, draw them, and write their tables.
 
-  python plots/reproduce.py figure1                   one term of L^CLIP as a function of the ratio
-  python plots/reproduce.py figure2                   the surrogates along the first update, Hopper
-  python plots/reproduce.py small-tasks               PPO and TRPO on four small tasks
-  python plots/reproduce.py figure3                   PPO and TRPO on seven MuJoCo tasks
-  python plots/reproduce.py pendulums                 TRPO on two pendulums: batch, reward scale
-  python plots/reproduce.py steps                     PPO with and without what the paper leaves out
-  python plots/reproduce.py objectives                PPO's four objectives on HalfCheetah
-  python plots/reproduce.py table1                    every objective of PPO on those seven tasks
-  python plots/reproduce.py table1-plain              the same without the extras, actions clipped
-  python plots/reproduce.py breakout                  Table 5, both networks; Baselines' settings
-  python plots/reproduce.py precision                 Breakout in float32 and in bfloat16
-  python plots/reproduce.py figure3 --draw-only       what data there are
-  python plots/reproduce.py table1 --seeds 1 --only Hopper Swimmer         runs of these names
-  python plots/reproduce.py breakout --jobs 1 --cuda --compile --bf16      a script's own flags
+  python plots/reproduce.py figure3                PPO and TRPO on seven MuJoCo tasks
+  python plots/reproduce.py small-tasks            PPO and TRPO on four small tasks
+  python plots/reproduce.py steps                  PPO with and without what the paper leaves out
+  python plots/reproduce.py table1                 the PPO paper's Table 1, eleven objectives
+  python plots/reproduce.py unclipped              PPO without clipping or penalty on HalfCheetah
+  python plots/reproduce.py breakout baselines     ppo_atari.py's defaults, and Baselines' settings
+  python plots/reproduce.py precision              a million steps in float32 and in bfloat16
+  python plots/reproduce.py lessons                the experiments of plots/lessons.md
+  python plots/reproduce.py figure1 figure2        the PPO paper's figures of the objective
+  python plots/reproduce.py figure3 --only Hopper --seeds 1          some of the runs
+  python plots/reproduce.py figure3 --draw-only                      of the data there are
 
-The scripts run as a user runs them. A run lives in runs/<experiment>/<variant>/<env-id>/seed<k>,
-with its output beside it in seed<k>.log; once it has exited with 0, its episodes are kept in
-plots/data/<experiment>/<variant>/<env-id>/seed<k>.csv.gz. It is finished when that file reaches 95%
-of its steps: the last episode may be cut short, and data kept by hand may be of a run that was not
-over. Started again, this skips what is finished and goes on with what was interrupted.
-
-Flags not listed here go to the scripts as they are. All but --cuda and --[no-]compile, which change
-no setting, become part of the variants' names, as in nature-bf16 or ppo-total-steps-20000.
+The scripts run as a user runs them, in runs/<experiment>/<variant>/<task>/seed<k>. A finished run's
+data go to plots/data/<experiment>/<variant>/<task>. What has data is not run again, and what was
+interrupted goes on. Ctrl-C stops the runs, which save themselves. The tables go between markers
+in README.md and plots/README.md.
 """
 
 import argparse
-import fcntl
-import importlib
 import json
 import os
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
 import compare
 import numpy as np
+import pandas as pd
+from compare import confidence, markdown, number, spread
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
-SAME_SETTINGS = ("--cuda", "--compile", "--no-compile")
-PATIENCE = 60  # seconds that the runs get to write their records when all shall stop
-
+PLOTS = ROOT / "plots"
 sys.path.insert(0, str(ROOT))  # the scripts, imported where they are needed: torch takes seconds
 
 # --------------------------------------------------------------------------------- Experiments
@@ -60,8 +51,7 @@ PPO, TRPO, ATARI = "ppo_continuous.py", "trpo_continuous.py", "ppo_atari.py"
 SMALL = ("CartPole-v1", "Pendulum-v1", "LunarLander-v3", "LunarLanderContinuous-v3")
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5",
           "Reacher-v5", "Swimmer-v5", "Walker2d-v5")  # fmt: skip
-PENDULUMS = ("InvertedDoublePendulum-v5", "InvertedPendulum-v5")
-BREAKOUT = ("BreakoutNoFrameskip-v4",)
+CHEETAH, BREAKOUT = ("HalfCheetah-v5",), ("BreakoutNoFrameskip-v4",)
 
 TABLE1 = {  # of the PPO paper: a row's average normalised score, and the flags that give the row
     "none": (-0.39, "--objective none"),
@@ -76,560 +66,360 @@ TABLE1 = {  # of the PPO paper: a row's average normalised score, and the flags 
     "kl-fixed-3": (0.72, "--objective kl-fixed --kl-beta 3"),
     "kl-fixed-10": (0.69, "--objective kl-fixed --kl-beta 10"),
 }
-PLAIN = (
-    " --no-norm-obs --no-norm-reward --norm-adv none --no-orthogonal --anneal none"
-    " --max-grad-norm 0 --adam-eps 1e-8"
-)
+PLAIN = ("--no-norm-obs --no-norm-reward --norm-adv none --no-orthogonal --anneal none "
+         "--max-grad-norm 0 --adam-eps 1e-8")  # fmt: skip
 PPO1 = "--norm-adv rollout --no-norm-reward --max-grad-norm 0 --anneal both"  # Baselines' first
-PAPER_1E_3 = "--network paper --learning-rate 1e-3"  # the step size of the authors' first code
 BASELINES = "--num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate"
-
-# those that tests/benchmarks/throughput.py times, over the first million steps
-SB3 = "--num-epochs 4 --vf-coef 0.5 --total-steps 1000000"
+MILLION = "--num-epochs 4 --vf-coef 0.5 --total-steps 1000000"  # as speed.py has it
 
 
 class Variant(NamedTuple):
-    """A curve of a picture, a row of a table: a script with some flags, on some tasks.
+    """A curve of a picture: a script with some flags on some tasks; `words`: its name there.
 
-    place: <experiment>/<variant> of its folders; equal settings share one, and run once.
-    words: what it is called in pictures
+    place: its folder of data, <experiment>/<variant>. script None: data only, nothing to run.
     """
 
-    name: str
+    words: str
     place: str
-    script: str | None  # None: random actions
+    script: str | None
     tasks: tuple
     flags: str = ""
-    words: str = ""
 
 
-def row_of_table1(row, tasks=MUJOCO):
-    """clip-0.2 is Figure 3's PPO, and nobody runs it twice."""
-    _, flags = TABLE1[row]
-    return Variant(row, f"table1/{row}" if flags else "figure3/ppo", PPO, tasks, flags)
+def objective(row):
+    """A row of Table 1. clip-0.2 is Figure 3's PPO."""
+    flags = TABLE1[row][1]
+    return Variant(row, f"table1/{row}" if flags else "figure3/ppo", PPO, MUJOCO, flags)
 
 
-RANDOM = Variant("random", "table1/random", None, MUJOCO)
-
-# fmt: off
 EXPERIMENTS = {
     "small-tasks": [
-        Variant("ppo", "small-tasks/ppo", PPO, SMALL, words="PPO"),
-        Variant("trpo", "small-tasks/trpo", TRPO, SMALL, words="TRPO"),
+        Variant("PPO", "small-tasks/ppo", PPO, SMALL),
+        Variant("TRPO", "small-tasks/trpo", TRPO, SMALL),
     ],
     "figure3": [
-        Variant("ppo", "figure3/ppo", PPO, MUJOCO, words="PPO"),
-        Variant("trpo", "figure3/trpo", TRPO, MUJOCO, words="TRPO"),
-    ],
-    "pendulums": [
-        Variant("trpo", "figure3/trpo", TRPO, PENDULUMS, words="TRPO, defaults"),
-        Variant("trpo-no-norm-reward", "pendulums/trpo-no-norm-reward", TRPO, PENDULUMS,
-                "--no-norm-reward", "rewards not scaled"),
-        Variant("trpo-5000", "pendulums/trpo-5000", TRPO, PENDULUMS[1:],
-                "--num-steps 5000 --minibatch-size 100", "5,000 steps, not 1,024"),
+        Variant("PPO", "figure3/ppo", PPO, MUJOCO),
+        Variant("TRPO", "figure3/trpo", TRPO, MUJOCO),
     ],
     "steps": [
-        Variant("minibatch", "figure3/ppo", PPO, MUJOCO, words="minibatch (default)"),
-        Variant("rollout", "steps/rollout", PPO, MUJOCO, "--norm-adv rollout"),
-        Variant("ppo1", "steps/ppo1", PPO, MUJOCO, PPO1),
-        Variant("plain", "table1-plain/clip-0.2", PPO, MUJOCO, PLAIN),
+        Variant("defaults", "figure3/ppo", PPO, MUJOCO),
+        Variant("--norm-adv rollout", "steps/rollout", PPO, MUJOCO, "--norm-adv rollout"),
+        Variant("near ppo1", "steps/ppo1", PPO, MUJOCO, PPO1),
+        Variant("plain", "steps/plain", PPO, MUJOCO, PLAIN),
     ],
-    "objectives": [
-        row_of_table1(row, ("HalfCheetah-v5",))._replace(words=words)
-        for row, words in (
-            ("none", "neither clipped nor penalised"), ("clip-0.2", "clipped, ε 0.2"),
-            ("kl-adaptive-0.01", "adaptive KL penalty, target 0.01"),
-            ("kl-fixed-1", "fixed KL penalty, β 1"),
-        )
-    ],
-    "table1": [RANDOM, *map(row_of_table1, TABLE1)],
-    "table1-plain": [
-        RANDOM,
-        *(
-            Variant(row, f"table1-plain/{row}", PPO, MUJOCO, flags + PLAIN)
-            for row, (_, flags) in TABLE1.items()
-        ),
+    "table1": [objective(row) for row in TABLE1],
+    "unclipped": [
+        Variant("defaults", "table1/none", PPO, CHEETAH, "--objective none"),
+        Variant("plain, unclipped actions", "unclipped/plain", PPO, CHEETAH,
+                f"--objective none {PLAIN} --no-clip-actions"),
     ],
     "breakout": [
-        Variant("nature", "breakout/nature", ATARI, BREAKOUT, words="the defaults"),
-        Variant("paper", "breakout/paper", ATARI, BREAKOUT, "--network paper",
-                "Sec. 6.4's network"),
-        Variant("lr-1e-3-paper", "breakout/lr-1e-3-paper", ATARI, BREAKOUT, PAPER_1E_3,
-                "Sec. 6.4's network, step size 1e-3"),
-        Variant("baselines", "breakout/baselines", ATARI, BREAKOUT, BASELINES,
-                "Baselines' settings"),
+        Variant("defaults", "breakout/defaults", ATARI, BREAKOUT),
+        Variant("defaults, earlier version", "breakout/older-defaults", None, BREAKOUT),
+    ],
+    "baselines": [Variant("Baselines' settings", "breakout/baselines", ATARI, BREAKOUT, BASELINES)],
+    "network": [
+        Variant("Sec. 6.4's network", "breakout/older-paper", None, BREAKOUT),
+        Variant("the same, step size 1e-3", "breakout/older-paper-1e-3", None, BREAKOUT),
     ],
     "precision": [
-        Variant("float32", "precision/float32", ATARI, BREAKOUT, SB3),
-        Variant("bfloat16", "precision/bfloat16", ATARI, BREAKOUT, SB3 + " --bf16"),
+        Variant("float32", "precision/float32", ATARI, BREAKOUT, MILLION),
+        Variant("float32, 2 processes", "precision/float32-two-processes", None, BREAKOUT),
+        Variant("bfloat16", "precision/bfloat16", ATARI, BREAKOUT, f"{MILLION} --bf16"),
     ],
-}
-# fmt: on
-SEEDS = {"figure2": 1, "small-tasks": 5, "figure3": 5, "precision": 4}  # of the others: 3
+}  # fmt: skip
+SEEDS = {"small-tasks": 5, "figure3": 5, "precision": 4}  # of the others: 3
 SHORT = ("precision",)  # runs of so few steps that no published score is near
 
 
-class Run(NamedTuple):
-    """One command. name: <variant>/<env-id>/seed<k>; folder: the run's; data: its kept episodes."""
+class Job(NamedTuple):
+    """One run. name: <experiment>/<variant>/<task>/seed<k>"""
 
     name: str
-    place: str
-    script: str | None
-    env_id: str
-    seed: int
-    flags: tuple
-    steps: int
-    folder: Path
-    data: Path
+    command: list
+    folder: Path  # the run directory
+
+    @property
+    def place(self):
+        return "/".join(self.name.split("/")[:2])
 
 
-@cache
-def total_steps(script, env_id, flags):
-    """Agent steps of a run with these flags, which the script itself checks and may refuse."""
-    module = importlib.import_module(Path(script).stem)
-    default, _ = module.parse_args([])
-    settings, _ = module.parse_args(["--env-id", env_id, *flags])
-    own = {"env_id": env_id, "seed": default.seed, "threads": default.threads, "goal_score": None}
-    for name, value in own.items():
-        if getattr(settings, name) != value:
-            raise ValueError(f"--{name.replace('_', '-')}: not for the runs of an experiment")
-    return settings.total_steps
-
-
-def runs_of(variants, args):
-    """The runs that args asks for, a seed of everything before the next seed."""
-    added = [flag for flag in args.flags if flag not in SAME_SETTINGS]
-    suffix = "".join("-" + flag.removeprefix("--").replace("/", "-") for flag in added)
-    runs = []
-    for seed in range(1, args.seeds + 1):
-        for variant in variants:
-            if variant.script is None and seed > 1:
-                continue
-            more = suffix if variant.script else ""
-            flags = (*variant.flags.split(), *args.flags)
-            place = variant.place + more
-            for env_id in variant.tasks:
-                leaf = Path(env_id.replace("/", "-"), f"seed{seed}")
-                name = f"{variant.name}{more}/{leaf}"
+def jobs_of(experiment, args):
+    """The runs of an experiment that have no data yet; all tasks with seed 1 come first."""
+    jobs = []
+    for seed in range(1, (args.seeds or SEEDS.get(experiment, 3)) + 1):
+        for variant in EXPERIMENTS[experiment]:
+            for task in variant.tasks if variant.script else ():
+                name = f"{variant.place}/{task}/seed{seed}"
                 if not any(text in name for text in args.only):
                     continue
-                runs.append(Run(
-                    name, place, variant.script, env_id, seed, flags,
-                    total_steps(variant.script, env_id, flags) if variant.script else 0,
-                    args.runs_dir / place / leaf,
-                    compare.data_file(place, env_id, seed, args.data_dir),
-                ))  # fmt: skip
-    return runs
-
-
-def covers(table, steps):
-    """Whether a run's episodes are those of the whole run."""
-    return len(table) > 0 and table[-1, 0] >= 0.95 * steps
-
-
-def finished(run):
-    return run.data.exists() and covers(compare.read_table(run.data), run.steps)
+                if (compare.DATA / f"{name}.csv.gz").exists():
+                    continue
+                command = [variant.script, "--env-id", task, "--seed", str(seed)]
+                command += ["--threads", "1", *variant.flags.split(), *["--cuda"] * args.cuda]
+                jobs.append(Job(name, command, ROOT / "runs" / name))
+    return jobs
 
 
 # ------------------------------------------------------------------------------------- Running
 
 
-def steps_done(folder):
-    """Agent steps by the last episode that a run has recorded."""
-    try:  # what follows the last newline is not whole
-        last = (folder / "episodes.csv").read_bytes().rsplit(b"\n", 2)[-2]
-        return int(last.split(b",")[0])
-    except (OSError, ValueError, IndexError):  # no folder, no episode
+def start(job):
+    """The process of a run, new or interrupted. It gets no Ctrl-C from the terminal."""
+    command = job.command
+    if (job.folder / "checkpoint.pt").exists():
+        command = [command[0], "--resume", str(job.folder)]
+    else:
+        shutil.rmtree(job.folder, ignore_errors=True)  # stopped in its first minute
+        command = [*command, "--run-dir", str(job.folder)]
+    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(job.folder.with_suffix(".log"), "a") as log:
+        return subprocess.Popen([sys.executable, *command], cwd=ROOT, stdin=subprocess.DEVNULL,
+                                stdout=log, stderr=log, process_group=0)  # fmt: skip
+
+
+def share_done(job):
+    """The share of its steps that a run has made."""
+    try:
+        last = (job.folder / "episodes.csv").read_text().split("\n")[-2]
+        settings = json.loads((job.folder / "config.json").read_text())["settings"]
+        return int(last.split(",")[0]) / settings["total_steps"]
+    except (OSError, ValueError, IndexError):  # not yet
         return 0
 
 
-def command(run, args):
-    """What starts a run, or goes on with it. A folder that cannot be gone on with is moved aside:
-    it has no checkpoint, or is of a run over another number of steps (the script's own changed)."""
-    threads = ["--threads", str(args.threads)]
-    if (run.folder / "checkpoint.pt").exists():
-        settings = json.loads((run.folder / "config.json").read_text())["settings"]
-        if settings["total_steps"] == run.steps:
-            return [sys.executable, run.script, "--resume", str(run.folder), *threads]
-    if run.folder.exists():
-        run.folder.rename(f"{run.folder}-aside-{time.strftime('%Y%m%d-%H%M%S')}")
-    return [sys.executable, run.script, "--env-id", run.env_id, "--seed", str(run.seed), *threads,
-            *run.flags, "--run-dir", str(run.folder)]  # fmt: skip
+def run_all(jobs, at_once):
+    """Make the runs, some at a time, and keep their data. Returns the names of those that failed.
 
-
-def lock(run):
-    """The run's log, locked; None if another process has it: a script that outlived the one that
-    started it, or a second of these. The lock lasts until the script, too, has closed the log."""
-    run.folder.parent.mkdir(parents=True, exist_ok=True)
-    log = open(run.folder.with_name(f"{run.folder.name}.log"), "a")  # noqa: SIM115
+    On Ctrl-C or SIGTERM the runs stop and save themselves, and KeyboardInterrupt is raised.
+    """
+    waiting, active, failed, done = list(jobs), {}, [], 0
+    bar = tqdm(total=len(jobs), unit="run", bar_format="{l_bar}{bar}| {n:.2f}/{total} [{elapsed}]")
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return log
-    except BlockingIOError:
-        log.close()
-        return None
-
-
-def start(run, log, args):
-    """The run's process, outside the terminal's foreground: Ctrl-C is for `stop` to hand on."""
-    words = command(run, args)
-    print("$", shlex.join(words), file=log, flush=True)
-    env = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
-    return subprocess.Popen(words, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=log,
-                            stderr=subprocess.STDOUT, process_group=0)  # fmt: skip
-
-
-def outcome(run, process, log, args):
-    """Keep the data of a run that is over. Returns what went wrong, or None."""
-    if process.returncode == 0:
-        try:
-            [record] = compare.read_runs(run.folder)
-            compare.keep(record, run.place, args.data_dir)
-            return None
-        except (OSError, ValueError) as e:
-            return str(e)
-    said = Path(log.name).read_text(errors="replace").strip().splitlines()
-    return f"exit status {process.returncode}: {said[-1]} ({log.name})"
-
-
-def stop(processes, interrupts):
-    """Let them write their records; kill them when patience is over, or at the second Ctrl-C."""
-    for process in processes:
-        process.send_signal(signal.SIGINT)
-    end = time.monotonic() + PATIENCE
-    while any(process.poll() is None for process in processes) and len(interrupts) < 2:
-        if time.monotonic() > end:
-            break
-        time.sleep(0.1)
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def launch(runs, args):
-    """Do the runs, args.jobs at a time. Returns {name: what went wrong} of those that failed, and
-    whether Ctrl-C or SIGTERM came in between."""
-    waiting, active, failures, over = list(runs), {}, {}, 0
-    progress = {run.name: min(steps_done(run.folder), run.steps) for run in runs}
-    bar = tqdm(total=sum(run.steps for run in runs), initial=sum(progress.values()),
-               unit=" steps", unit_scale=True, smoothing=0, disable=None)  # fmt: skip
-
-    def end(run, log, problem=None):
-        nonlocal over
-        log.close()
-        over, progress[run.name] = over + 1, run.steps
-        done = f"{over} of {len(runs)} runs; {run.name}"
-        if problem is None:
-            bar.write(f"{done}: {number(score(compare.read_table(run.data)))}")
-        else:
-            failures[run.name] = problem
-            bar.write(f"{done} FAILED, {problem}", file=sys.stderr)
-
-    interrupts, said = [], False
-    handlers = {which: signal.signal(which, lambda *_: interrupts.append(True))
-                for which in (signal.SIGINT, signal.SIGTERM)}  # fmt: skip
-    try:
-        while (waiting or active) and not interrupts:
-            locked = None
-            for run in list(waiting):
-                if len(active) == args.jobs:
-                    break
-                log = lock(run)
-                if log is None:
-                    locked = locked or run
+        while waiting or active:
+            while waiting and len(active) < at_once:
+                job = waiting.pop(0)
+                active[job.name] = job, start(job)
+            for name, (job, process) in list(active.items()):
+                if process.poll() is None:
                     continue
-                waiting.remove(run)
-                if finished(run):  # another process has seen to it
-                    end(run, log)
-                    continue
-                try:
-                    active[run] = start(run, log, args), log
-                except (OSError, ValueError, KeyError) as e:  # a full disk, a broken config.json
-                    end(run, log, repr(e))
-            for run, (process, log) in list(active.items()):
-                progress[run.name] = min(steps_done(run.folder), run.steps)
-                if process.poll() is not None:
-                    del active[run]
-                    end(run, log, outcome(run, process, log, args))
-            if locked and not active and not said:
-                said = True
-                bar.write(f"{locked.name} is another process's at present: waiting for it")
-            bar.n = sum(progress.values())
-            bar.set_description(f"{over}/{len(runs)} runs, {len(active)} active")
-            time.sleep(0.2)
+                del active[name]
+                done += 1
+                if process.returncode == 0:
+                    run = compare.read_run(job.folder)
+                    compare.keep(run, compare.DATA / job.place)
+                    bar.write(f"{name}: {number(run.score)}")
+                else:
+                    failed.append(name)
+                    bar.write(f"{name}: failed, see {job.folder.with_suffix('.log')}")
+            bar.n = done + sum(share_done(job) for job, _ in active.values())
+            bar.refresh()
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        bar.write("stopping; the runs save themselves")
+        for _, process in active.values():
+            process.send_signal(signal.SIGINT)
+        for _, process in active.values():
+            process.wait()
+        raise
     finally:
-        stop([process for process, _ in active.values()], interrupts)
+        signal.signal(signal.SIGTERM, before)
         bar.close()
-        for which, handler in handlers.items():
-            signal.signal(which, handler)
-    return failures, bool(interrupts)
+    return failed
 
 
-def play_at_random(env_id, seed, episodes=100):
-    """Uniformly random actions; the paper does not say what its random policy is."""
+# ------------------------------------------------------------------------------------ Tables
+
+
+def data_of(experiment):
+    """The data there are of an experiment: runs, labelled with their variant's words."""
+    runs = []
+    for variant in EXPERIMENTS[experiment]:
+        for task in variant.tasks:
+            files = sorted((compare.DATA / variant.place / task).glob("seed*.csv.gz"))
+            runs += [compare.read_run(path)._replace(label=variant.words) for path in files]
+    return runs
+
+
+def steps_table(runs):
+    """A row for each task, a column for each variant, beside the paper's scores."""
+    published = compare.PUBLISHED["PPO paper's Fig. 3, by eye"]["PPO"]
+    rows = {}
+    for (label, task), group in compare.by_group(runs):
+        row = rows.setdefault(task, {"task": task, "PPO paper": number(published[task])})
+        row[label] = spread([run.score for run in group])
+    return pd.DataFrame([rows[task] for task in sorted(rows)]).fillna("–")
+
+
+def breakout_table(runs, millions=(0.5, 1, 2.5, 5, 7.5)):
+    """A row for each run: its score on the way and at the end."""
+    rows = []
+    for run in runs:
+        last = run.episodes["step"].max() / 1e6
+        on_the_way = compare.curve(run.episodes, 1e6 * np.array(millions))
+        row = {"": run.label, "seed": run.seed}
+        row |= {f"{m}M steps": number(x) for m, x in zip(millions, on_the_way, strict=True)}
+        rows.append(row | {"end": f"{number(run.score)} at {last:.1f}M"})
+    return pd.DataFrame(rows)
+
+
+def random_scores(episodes=100):
+    """Mean returns of uniformly random actions, the zero of Table 1's scores; kept as data."""
+    path = compare.DATA / "table1" / "random.json"
+    if not path.exists():
+        path.write_text(json.dumps({task: play_at_random(task, episodes) for task in MUJOCO}))
+    return json.loads(path.read_text())
+
+
+def play_at_random(task, episodes):
     import gymnasium as gym
 
-    env = gym.make(env_id, disable_env_checker=True)
-    env.action_space.seed(seed)
-    table, step = [], 0
-    for episode in range(episodes):
-        env.reset(seed=seed if episode == 0 else None)
-        total, length, over = 0.0, 0, False
-        while not over:
-            _, reward, terminated, truncated, _ = env.step(env.action_space.sample())
-            total, length, over = total + float(reward), length + 1, terminated or truncated
-        step += length
-        table.append((step, total, length))
-    env.close()
-    return compare.Run("random", env_id, seed, np.array(table))
+    env = gym.wrappers.RecordEpisodeStatistics(gym.make(task), buffer_length=episodes)
+    env.action_space.seed(1)
+    env.reset(seed=1)
+    while len(env.return_queue) < episodes:
+        *_, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            env.reset()
+    return float(np.mean(env.return_queue))
 
 
-# ---------------------------------------------------------------------------------- Statistics
+def normalised(runs, random, best):
+    """Table 1's scores: in every task random actions have 0, the best 1. Returns
+    {row: [(seeds,) for each task]}, of the tasks that all rows have and as many seeds as all have.
 
-
-def score(table):
-    """A run's, as in the PPO paper: the mean return of its last 100 episodes; table (episodes, 3)
-    of step, return, length."""
-    return table[-100:, 1].mean() if len(table) else np.nan
-
-
-def mean(strata):
-    """Mean over tasks of the mean over seeds; strata: an array (seeds,) for each task."""
-    return np.mean([values.mean() for values in strata])
-
-
-def interval(strata, resamples=20_000, seed=0):
-    """95% stratified bootstrap interval of `mean`: seeds are drawn anew within each task, as in
-    rliable (Agarwal et al. 2021). nan where a task has fewer than 3."""
-    if min(map(len, strata)) < 3:
-        return np.full(2, np.nan)
-    rng = np.random.default_rng(seed)
-    means = [x[rng.integers(0, len(x), (resamples, len(x)))].mean(-1) for x in strata]
-    return np.percentile(np.mean(means, axis=0), [2.5, 97.5])
-
-
-def normalise(scores, random, best):
-    """Table 1's scores: in every task a random policy's is 0 and the best is 1.
-
-    scores {row: {task: (seeds,)}}, random {task: score}; best "run" or "setting": the paper leaves
-    open whether its best result is one run's or one row's mean. Tasks that a row or `random` lacks
-    are left out for all, and so are a task's seeds beyond the number that every row has: the best
-    of few would stand higher than the best of many. Returns {row: {task: (seeds,)}}.
+    best: "run" or "setting"; the paper does not say whether its best is a run's or a mean's.
     """
-    tasks = [task for task in sorted(random) if all(task in own for own in scores.values())]
-    result = {row: {} for row in scores}
-    for task in tasks:
+    scores = {}
+    for run in runs:
+        scores.setdefault(run.label, {}).setdefault(run.env_id, []).append(run.score)
+    tasks = set.intersection(*(set(own) for own in scores.values()))
+    result = {row: [] for row in scores}
+    for task in sorted(tasks):
         seeds = min(len(own[task]) for own in scores.values())
-        best_of = np.max if best == "run" else np.mean
-        top = max(best_of(own[task][:seeds]) for own in scores.values())
-        for row, own in scores.items():
-            result[row][task] = (own[task][:seeds] - random[task]) / (top - random[task])
+        values = {row: np.array(own[task][:seeds]) for row, own in scores.items()}
+        top = max(x.max() if best == "run" else x.mean() for x in values.values())
+        for row, x in values.items():
+            result[row].append((x - random[task]) / (top - random[task]))
     return result
 
 
-# -------------------------------------------------------------------------- Tables and pictures
+def mean_of_tasks(*tasks, axis=-1):
+    """Mean over tasks of the mean over seeds."""
+    return np.mean([task.mean(axis=axis) for task in tasks], axis=0)
 
 
-def number(x):
-    return "–" if np.isnan(x) else f"{x:.2f}" if abs(x) < 100 else f"{x:.1f}"
+def table1(runs):
+    """Table 1 beside the paper's, and the two readings of it, for the picture."""
+    readings = {best: normalised(runs, random_scores(), best) for best in ("run", "setting")}
+    rows = []
+    for row in readings["run"]:
+        cells = {"objective": row, "paper": number(TABLE1[row][0])}
+        for best, own in readings.items():
+            cells[f"best {best} = 1"] = number(mean_of_tasks(*own[row]))
+            low, high = confidence(own[row], mean_of_tasks)
+            cells["95% interval" + " " * (best == "setting")] = f"{low:.2f} to {high:.2f}"
+        rows.append(cells | {"runs": sum(map(len, readings["run"][row]))})
+    return pd.DataFrame(rows), readings
 
 
-def spread(values):
-    """mean ± sample std of (seeds,), or the one value"""
-    std = f" ± {number(values.std(ddof=1))}" if len(values) > 1 else ""
-    return number(values.mean()) + std
-
-
-def bounds(strata):
-    low, high = interval(strata)
-    return "–" if np.isnan(low) else f"{number(low)} to {number(high)}"
-
-
-def markdown(header, rows):
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def gather(experiment, args):
-    """All data there are of an experiment, of more seeds or with flags added too.
-
-    Returns compare's runs, for the curves, without the unfinished ones if some are finished;
-    {variant: {task: (seeds,)}}, the finished runs' scores; and lines on the unfinished runs and on
-    the scripts' versions.
-    """
-    curves, unfinished, scores, notes, versions = [], [], {}, [], Counter()
-    for variant in EXPERIMENTS[experiment]:
-        base = args.data_dir / variant.place
-        added = base.parent.glob(f"{base.name}-*") if variant.script else []
-        for place in (base, *sorted(added)):
-            name = variant.name + place.name.removeprefix(base.name)
-            for path in sorted(place.rglob("seed*.csv.gz")):
-                [run] = compare.read_runs(path)
-                if run.env_id not in variant.tasks:  # of another experiment that shares the place
-                    continue
-                if variant.script is None:
-                    steps = 0
-                elif run.about is None:
-                    raise ValueError(f"{compare.about_file(path)} is missing")
-                else:
-                    steps = run.about["settings"]["total_steps"]
-                    versions[f"{run.about['script']} {run.about['sha256'][:8]}"] += 1
-                run = run._replace(group=name)
-                if covers(run.table, steps):
-                    curves.append(run)
-                    own = scores.setdefault(name, {})
-                    own[run.env_id] = np.append(own.get(run.env_id, []), score(run.table))
-                else:
-                    unfinished.append(run)
-                    last = run.table[-1, 0] if len(run.table) else 0
-                    notes.append(
-                        f"Not finished: {name}/{run.env_id}/seed{run.seed}, "
-                        f"{number(score(run.table))} at step {last:,.0f} of {steps:,}"
-                    )
-    made = ", ".join(f"{version} × {runs}" for version, runs in sorted(versions.items()))
-    notes += [f"Made by (SHA-256, runs): {made}"] if made else []
-    return curves or unfinished, scores, notes
-
-
-def score_table(scores, published=compare.PUBLISHED):
-    """A row a variant and task beside the published scores, and how many of those are reached."""
-    rows, reached = [], {}
-    columns = [whose for whose, numbers in published.items()
-               if any(numbers.get(compare.algorithm(variant), {}).keys() & own.keys()
-                      for variant, own in scores.items())]  # fmt: skip
-    for variant, own in scores.items():
-        for task, values in sorted(own.items()):
-            cells = []
-            for whose in columns:
-                value = published[whose].get(compare.algorithm(variant), {}).get(task)
-                if value is None:
-                    cells.append("–")
-                    continue
-                reached.setdefault((variant, whose), []).append(values.mean() >= value)
-                cells.append(f"{value:g} {'✓' if values.mean() >= value else '✗'}")
-            rows.append([variant, task, len(values), spread(values), bounds([values]), *cells])
-    header = ["variant", "task", "seeds", "mean ± std", "95% interval", *columns]
-    notes = [f"- {variant}: at or above {whose} (✓) on {sum(hits)} of {len(hits)} tasks"
-             for (variant, whose), hits in reached.items()]  # fmt: skip
-    return "\n".join([markdown(header, rows), "", *notes])
-
-
-def rivals(scores, whose="PPO paper's Fig. 3, by eye"):
-    """A row a task, a column a variant, and how many of the published scores each one reaches."""
-    published, rows, seeds = compare.PUBLISHED[whose]["PPO"], [], []
-    for task in sorted({task for own in scores.values() for task in own}):
-        cells = []
-        for own in scores.values():
-            values = own.get(task, np.array([np.nan]))
-            cells.append(f"{spread(values)} {'✓' if values.mean() >= published[task] else '✗'}")
-        rows.append([task, f"{published[task]:g}", *cells])
-    for own in scores.values():
-        few, many = min(map(len, own.values())), max(map(len, own.values()))
-        seeds.append(f"{few} to {many}" if few < many else few)
-    reached = [f"{sum(cell.endswith('✓') for cell in column)} of {len(rows)}"
-               for column in list(zip(*rows, strict=True))[2:]]  # fmt: skip
-    rows += [["at or above", "", *reached], ["seeds", "", *seeds]]
-    return markdown(["task", whose, *scores], rows)
-
-
-def table1(scores, out):
-    """The scores of every task; then Table 1 beside the paper's, and its picture."""
-    rows = {row: scores[row] for row in TABLE1 if row in scores}
-    random = {task: values.mean() for task, values in scores.get("random", {}).items()}
-    every = sorted({task for own in scores.values() for task in own})
-    raw = [[row, *(spread(own[task]) if task in own else "–" for task in every)]
-           for row, own in scores.items()]  # fmt: skip
-    text = [markdown(["mean return", *every], raw), ""]
-    tasks = sorted(set(random).intersection(*rows.values())) if rows else []
-    if not tasks:
-        return "\n".join([*text, "No task has data of every row and of random actions yet."])
-    readings = {best: normalise(rows, random, best) for best in ("run", "setting")}
-    paper = [TABLE1[row][0] for row in rows]
-    lines = []
-    for row in rows:
-        cells = []
-        for reading in readings.values():
-            strata = list(reading[row].values())
-            cells += [number(mean(strata)), bounds(strata)]
-        lines.append([row, number(TABLE1[row][0]), *cells, sum(map(len, strata))])
-    header = ["objective", "paper", "best run = 1", "95% interval", "best setting = 1",
-              "95% interval", "runs"]  # fmt: skip
-    text += [markdown(header, lines), "", f"Averaged over {', '.join(tasks)}."]
-    text += [f"Rank correlation with the paper's column, best {best} = 1: "
-             + number(spearmanr(paper, [mean(list(x.values())) for x in own.values()]).statistic)
-             for best, own in readings.items() if len(rows) > 1]  # fmt: skip
-    if len(tasks) < len(every):
-        left_out = ", ".join(task for task in every if task not in tasks)
-        text.append(f"Left out, since a row here or the random policy has no data: {left_out}.")
-    draw_table1(readings, tasks, out)
-    return "\n".join(text)
-
-
-def draw_table1(readings, tasks, out):
-    """A line a row, in the order of the paper's scores: its score in both readings, with intervals,
-    and the paper's as a tick. What is below 0.5 has a narrower panel, on the left."""
+def draw_table1(readings, path):
+    """The rows in the order of the paper's scores, in both readings, with intervals."""
     rows = sorted(readings["run"], key=lambda row: TABLE1[row][0])
-    if all(len(x) == 1 for own in readings["run"].values() for x in own.values()):
-        readings = {"run or setting": readings["run"]}  # of one seed they are the same
-    figure = Figure(figsize=(9, 1.5 + 0.4 * len(rows)), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True, width_ratios=(1, 2))
-    for axes in panels:
-        for k, (best, reading) in enumerate(readings.items()):
-            strata = [list(reading[row].values()) for row in rows]
-            heights = np.arange(len(rows)) - 0.24 * k + 0.12 * (len(readings) - 1)
-            low, high = np.array([interval(x) for x in strata]).T
-            means, label = [mean(x) for x in strata], f"best {best} = 1"
-            axes.plot(means, heights, "o", color=f"C{k}", label=label)
-            axes.hlines(heights, low, high, color=f"C{k}")
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for k, (best, own) in enumerate(readings.items()):
+        means = np.array([mean_of_tasks(*own[row]) for row in rows])
+        limits = np.array([confidence(own[row], mean_of_tasks) for row in rows]).T
+        axes.errorbar(means, np.arange(len(rows)) - 0.2 * k, xerr=np.abs(limits - means), fmt="o",
+                      label=f"best {best} = 1")  # fmt: skip
+    paper = [TABLE1[row][0] for row in rows]
+    axes.plot(paper, range(len(rows)), "k|", ms=16, mew=1.5, label="PPO paper, Table 1")
+    axes.set_yticks(range(len(rows)), rows)
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel("mean normalised score of seven tasks, random actions = 0; 95% intervals")
+    axes.legend()
+    figure.savefig(path, dpi=140)
+
+
+TOP = {  # README's table of results: (task, command) -> place of the data
+    ("Breakout", "ppo_atari.py"): "breakout/older-defaults",
+    ("CartPole", "ppo_continuous.py"): "small-tasks/ppo",
+    **{(task, f"{name}_continuous.py --env-id {task}"): f"figure3/{name}"
+       for task in ("HalfCheetah-v5", "Walker2d-v5") for name in ("ppo", "trpo")},
+}  # fmt: skip
+
+
+def top_table():
+    rows = []
+    for (task, command), place in TOP.items():
+        env_id = {"Breakout": BREAKOUT[0], "CartPole": "CartPole-v1"}.get(task, task)
+        runs = compare.read_runs([compare.DATA / place / env_id])
+        published = compare.published_scores(env_id, runs[0].algorithm)
+        paper = [score for source, score in published.items() if "paper" in source]
+        baselines = [score for source, score in published.items() if "Baselines" in source]
+        rows.append({
+            "task": task, "command": f"`{command}`",
+            "steps": f"{runs[0].about['settings']['total_steps'] / 1e6:g}M", "seeds": len(runs),
+            "score": spread([run.score for run in runs]),
+            "PPO paper": number(paper[0]) if paper else "–",
+            "Baselines": number(baselines[0]) if baselines and "Zoo" not in str(published) else "–",
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def tables(experiment):
+    """{name of a marker: its table} of an experiment, from the data there are."""
+    runs = data_of(experiment)
+    if experiment == "table1":
+        table, readings = table1(runs)
+        rows = [row for row in readings["run"] if row != "none"]
         paper = [TABLE1[row][0] for row in rows]
-        axes.plot(paper, range(len(rows)), "k|", ms=18, mew=1.5, label="PPO paper, Table 1")
-        axes.grid(axis="x", alpha=0.3)
-    left, right = panels
-    left.set_xlim(right=0.5)
-    right.set_xlim(left=0.5)
-    left.set_yticks(range(len(rows)), rows)
-    figure.supxlabel("normalised score, mean over tasks; random actions = 0; "
-                     "95% bootstrap interval over seeds", fontsize=9)  # fmt: skip
-    runs = sum(map(len, strata[0]))  # as many in every row
-    figure.legend(*right.get_legend_handles_labels(), fontsize=9, loc="outside upper center",
-                  ncols=3, title=f"{len(tasks)} tasks, {runs} runs a row")  # fmt: skip
-    compare.save(figure, out)
+        ranks = [spearmanr(paper, [mean_of_tasks(*own[row]) for row in rows]).statistic
+                 for own in readings.values()]  # fmt: skip
+        note = (f"Rank correlation with the paper's column, without `none`: {ranks[0]:.2f} and "
+                f"{ranks[1]:.2f}.")  # fmt: skip
+        return {experiment: f"{markdown(table)}\n\n{note}"}
+    if experiment == "steps":
+        return {experiment: markdown(steps_table(runs))}
+    if experiment in ("breakout", "baselines", "network"):
+        return {experiment: markdown(breakout_table(runs))}
+    table = compare.score_table(runs, interval=True)
+    if experiment in SHORT:
+        table = table.iloc[:, :5]
+    return {experiment: markdown(table)}
 
 
-def words_for(experiment, group):
-    """What a group's curve is called: its variant's words, and the flags added to it."""
-    names = {variant.name: variant.words for variant in EXPERIMENTS[experiment]}
-    name = max((name for name in names if f"{group}-".startswith(f"{name}-")), key=len)
-    added = group.removeprefix(name)
-    for flag, meaning in (("-bf16", ", bfloat16"), ("-two-processes", ", two processes"),
-                          ("-no-clip-actions", ", actions unclipped")):  # fmt: skip
-        added = added.replace(flag, meaning)
-    return (names[name] or name) + added
+def write_tables(found, files=(ROOT / "README.md", PLOTS / "README.md")):
+    """Put each table between the markers of its name, wherever they stand."""
+    for file in files:
+        text = old = file.read_text()
+        for name, table in found.items():
+            marked = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+            text = re.sub(marked, lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S)
+        if text != old:
+            file.write_text(text)
 
 
-def report(experiment, args):
-    """Draw an experiment's picture and print its table, of what data there are."""
-    curves, scores, notes = gather(experiment, args)
-    out = args.out / experiment
-    published = {} if experiment in SHORT else compare.PUBLISHED
-    if not scores:
-        print("No run is finished.")
-    elif experiment.startswith("table1"):
-        print(table1(scores, out))
-    elif experiment == "steps":
-        print(rivals(scores))
-    else:
-        print(score_table(scores, published))
-    if curves and not experiment.startswith("table1"):
-        words = {run.group: words_for(experiment, run.group) for run in curves}
-        compare.draw(curves, out, published=published, words=words)
-    print("\n".join(notes))
+def report(experiment):
+    """Draw an experiment's picture and write its table, of what data there are."""
+    runs = data_of(experiment)
+    if not runs:
+        return print("no run is finished")
+    found = tables(experiment)
+    print(*found.values(), sep="\n")
+    write_tables(found | {"results": markdown(top_table())})
+    path = PLOTS / f"{experiment}.png"
+    if experiment == "table1":
+        return draw_table1(table1(runs)[1], path)
+    compare.draw(runs, path, published=experiment not in SHORT)
 
 
 # ------------------------------------------------------------------------------ Figures 1 and 2
 
 
-def figure1(args, eps=0.2):
+def figure1(eps=0.2):
     """One term of L^CLIP as a function of the ratio r, for advantages 1 and -1."""
     ratios = np.linspace(0, 2, 401)
     figure = Figure(figsize=(9, 3.2), layout="constrained")
@@ -645,8 +435,7 @@ def figure1(args, eps=0.2):
         axes.set_xticks([0, 1, edge], ["0", "1", "1+ε" if advantage > 0 else "1−ε"])
         axes.set_yticks([0, advantage], ["0", "A"])
         axes.set(title=f"A {'><'[advantage < 0]} 0", xlabel="r", ylabel="$L^{CLIP}$", xlim=(0, 2))
-    compare.save(figure, args.out / "figure1")
-    return figure
+    figure.savefig(PLOTS / "figure1.png", dpi=140)
 
 
 def first_update(seed):
@@ -695,12 +484,12 @@ def surrogates(args, batch, net, old, new, factors):
     return {label: np.array(values) for label, values in means.items()}
 
 
-def figure2(args):
+def figure2(seeds=1):
     """The surrogates as θ goes from θ_old along the first update on Hopper, a panel a seed."""
     factors = np.linspace(-1, 3, 401)
-    figure = Figure(figsize=(max(9, 4.5 * args.seeds), 5), layout="constrained")
+    figure = Figure(figsize=(max(9, 4.5 * seeds), 5), layout="constrained")
     rows = [["PPO paper, Hopper-v1", "about 0.02", "1"]]
-    for k, axes in enumerate(figure.subplots(1, args.seeds, squeeze=False).flat):
+    for k, axes in enumerate(figure.subplots(1, seeds, squeeze=False).flat):
         means = surrogates(*first_update(k + 1), factors)
         for label, values in means.items():
             axes.plot(factors, values, label=label)
@@ -711,82 +500,50 @@ def figure2(args):
                  ylabel="mean over the rollout")  # fmt: skip
         axes.set_xticks([0, 1], ["0: $θ_{old}$", "1: after the update"])
         axes.legend(fontsize=9)
-    compare.save(figure, args.out / "figure2")
-    print(markdown(["", "KL at factor 1", "factor where L^CLIP is greatest"], rows))
+    figure.savefig(PLOTS / "figure2.png", dpi=140)
+    columns = ["", "KL at factor 1", "factor where L^CLIP is greatest"]
+    print(markdown(pd.DataFrame(rows, columns=columns)))
 
 
 FIGURES = {"figure1": figure1, "figure2": figure2}
 
+
 # ---------------------------------------------------------------------------------------- main
 
 
-def make_parser():
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )  # fmt: skip
-    add, cores = parser.add_argument, len(os.sched_getaffinity(0))
-    add("experiment", choices=(*FIGURES, *EXPERIMENTS))
-    add("--seeds", type=int, help="1 to this (default: the experiment's own, 1 to 5)")
-    add("--jobs", type=int, default=cores, help="runs at a time")
-    add("--threads", type=int, default=1, help="of each run")
-    add("--only", nargs="+", metavar="TEXT", default=[""],
-        help="do the runs whose <variant>/<env-id>/seed<k> contains one of these")  # fmt: skip
-    add("--draw-only", action="store_true", help="run nothing; draw and print what data there are")
-    add("--runs-dir", type=Path, default=ROOT / "runs", help="for the runs' folders")
-    add("--data-dir", type=Path, default=compare.DATA, help="for what is kept")
-    add("--out", type=Path, default=ROOT / "plots", help="for the pictures")
-    return parser
-
-
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    parser = make_parser()
-    args, args.flags = parser.parse_known_args(argv)
-    args.seeds = args.seeds or SEEDS.get(args.experiment, 3)
-    for name in ("runs_dir", "data_dir", "out"):
-        setattr(args, name, getattr(args, name).resolve())
-    if min(args.seeds, args.jobs, args.threads) < 1:
-        parser.error("--seeds, --jobs and --threads are at least 1")
-    args.out.mkdir(parents=True, exist_ok=True)
-    if args.experiment in FIGURES:
-        if args.flags:
-            parser.error(f"unrecognized arguments: {' '.join(args.flags)}")
-        FIGURES[args.experiment](args)
-        return
-
-    try:
-        failures = {} if args.draw_only else make(parser, args, argv)
-        for name, problem in failures.items():
-            print(f"FAILED {name}: {problem}", file=sys.stderr)
-        report(args.experiment, args)
-    except ValueError as e:  # a damaged file; delete it, and its run is made again
-        parser.error(str(e))
-    if failures:
-        raise SystemExit(1)
-
-
-def make(parser, args, argv):
-    """Do an experiment's runs that are not finished. Returns {name: what went wrong}."""
-    runs = runs_of(EXPERIMENTS[args.experiment], args)
-    if not runs:
-        parser.error(f"--only: no run's name contains {' or '.join(args.only)}")
-    todo = [run for run in runs if not finished(run)]
-    print(f"{args.experiment}: {len(runs) - len(todo)} of {len(runs)} runs are finished; "
-          f"{args.jobs} at a time", flush=True)  # fmt: skip
-    for run in todo:
-        if run.script is None:
-            compare.keep(play_at_random(run.env_id, run.seed), run.place, args.data_dir)
-    failures, interrupted = launch([run for run in todo if run.script], args)
-    if interrupted:
-        print(f"stopped; go on with: python plots/reproduce.py {shlex.join(argv)}",
-              file=sys.stderr)  # fmt: skip
-        raise SystemExit(130)
-    return failures
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add, cores = parser.add_argument, len(os.sched_getaffinity(0))
+    add("experiments", nargs="+", choices=(*FIGURES, *EXPERIMENTS, "lessons"), metavar="experiment")
+    add("--seeds", type=int, help="seeds 1 to this (default: the experiment's own, 3 to 5)")
+    add("--jobs", type=int, default=cores, help=f"runs at a time, of one thread each; {cores}")
+    add(
+        "--only",
+        nargs="+",
+        metavar="TEXT",
+        default=[""],
+        help="only runs whose name, <experiment>/<variant>/<task>/seed<k>, contains one of these",
+    )
+    add("--cuda", action="store_true", help="train on a GPU (ppo_atari.py)")
+    add("--draw-only", action="store_true", help="run nothing; draw and write what there is")
+    args = parser.parse_args(argv)
+    failed = []
+    for experiment in args.experiments:
+        if experiment in FIGURES:
+            FIGURES[experiment]()
+            continue
+        try:
+            if not args.draw_only:
+                failed += run_all(jobs_of(experiment, args), args.jobs)
+        except KeyboardInterrupt:
+            print(f"go on:  {shlex.join(['python', *(sys.argv if argv is None else argv)])}")
+            sys.exit(130)
+        report(experiment)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    main()

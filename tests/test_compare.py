@@ -1,13 +1,13 @@
-"""plots/compare.py: its statistics against definitions written out, its pictures, its data."""
+"""plots/compare.py: its groups, its curves and statistics against definitions, its pictures."""
 
-import gzip
 import json
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
-from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "plots"))
@@ -18,60 +18,118 @@ import ppo_continuous
 import trpo_continuous
 
 
-def make_run(folder, seed, episodes=300, env_id="PongNoFrameskip-v4"):
-    rng = np.random.default_rng(seed)
+def make_run(folder, seed=1, level=0.0, episodes=300, script="ppo_x.py", sha="a", **settings):
+    """A run directory of 10 steps an episode."""
     folder.mkdir()
-    settings = {"env_id": env_id, "seed": seed, "run_dir": str(folder), "resume": ""}
-    (folder / "config.json").write_text(json.dumps({"script": "ppo_x.py", "settings": settings}))
-    steps = np.cumsum(rng.integers(1, 50, episodes))
-    lines = [f"{s},{r:.3f},10,1.0" for s, r in zip(steps, rng.normal(size=episodes), strict=True)]
+    settings = {"env_id": "Hopper-v5", "seed": seed, "run_dir": str(folder), **settings}
+    config = {"script": script, "sha256": sha * 64, "settings": settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    returns = np.random.default_rng(seed).normal(level, 1, episodes)
+    lines = [f"{10 * (k + 1)},{r:.3f},10,1.0" for k, r in enumerate(returns)]
     (folder / "episodes.csv").write_text("\n".join(["step,return,length,seconds", *lines, ""]))
     return folder
 
 
-def test_curve_is_the_mean_of_the_last_episodes_finished():
+def groups(*folders):
+    """{label: seeds} as compare.py groups runs"""
+    found = {}
+    for run in compare.drop_repeated(compare.name_groups(compare.read_runs(folders))):
+        found.setdefault(run.label, []).append(run.seed)
+    return found
+
+
+def test_runs_are_grouped_by_the_settings_in_which_they_differ(tmp_path):
+    a = make_run(tmp_path / "a", clip_eps=0.2, bf16=False, gamma=0.9, threads=1)
+    b = make_run(tmp_path / "b", seed=2, clip_eps=0.2, bf16=False, gamma=0.9, threads=4)
+    assert groups(a, b) == {"ppo_x": [1, 2]}
+    c = make_run(tmp_path / "c", clip_eps=0.1, bf16=True, gamma=0.9)
+    assert groups(a, b, c) == {"clip_eps 0.2, no bf16": [1, 2], "clip_eps 0.1, bf16": [1]}
+    # settings that differ between tasks or scripts alone are no difference
+    d = make_run(tmp_path / "d", env_id="Reacher-v5", clip_eps=0.3, bf16=False, gamma=0.9)
+    e = make_run(tmp_path / "e", script="trpo_x.py", gamma=0.8)
+    assert groups(a, d, e) == {"ppo_x": [1, 1], "trpo_x": [1]}
+    edited = make_run(tmp_path / "f", clip_eps=0.2, bf16=False, gamma=0.9, sha="b")
+    assert groups(a, edited) == {"version aaaaaa": [1], "version bbbbbb": [1]}
+
+
+def test_the_newest_of_repeated_runs_counts(tmp_path, capsys):
+    old, new = make_run(tmp_path / "x", level=0), make_run(tmp_path / "a", level=200)
+    os.utime(old, (1, 1))
+    compare.main([str(old), str(new), "--out", str(tmp_path / "picture.png")])
+    out = capsys.readouterr().out
+    assert f"{old}: left out" in out and "| ppo_x | Hopper-v5 | 1 | 200 |" in out
+
+
+def test_a_picture_of_runs_of_unequal_length(tmp_path, capsys):
+    runs = [make_run(tmp_path / f"r{k}", k, k, episodes=300 - 80 * k) for k in range(3)]
+    runs.append(make_run(tmp_path / "none", 4, episodes=0))
+    runs.append(make_run(tmp_path / "other", 1, env_id="ALE/Breakout-v5"))
+    compare.main([*map(str, runs), "--out", str(tmp_path / "picture.png")])
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+    assert "| ppo_x | ALE/Breakout-v5 | 1 |" in capsys.readouterr().out
+
+
+def test_the_mean_curve_ends_where_the_shortest_run_does(tmp_path):
+    folders = [make_run(tmp_path / str(k), k, level=k, episodes=100 * (k + 1)) for k in range(5)]
+    runs = [run._replace(label="x") for run in compare.read_runs(folders)]
+    [axes] = compare.draw(runs, tmp_path / "picture.png", published=False).axes
+    [mean] = axes.lines
+    assert mean.get_xdata()[-1] == pytest.approx(1000e-6, abs=20e-6)
+    at_1000 = [run.episodes["return"][:100].mean() for run in runs]
+    assert mean.get_ydata()[-1] == pytest.approx(np.mean(at_1000), abs=0.05)
+    low, high = axes.collections[0].get_datalim(axes.transData).intervaly
+    assert min(at_1000) < low + 1 and high < max(at_1000) + 1
+    [axes] = compare.draw(runs[:3], tmp_path / "picture.png", published=False).axes
+    assert len(axes.lines) == 4 and not axes.collections  # each seed, then their mean
+
+
+def test_curve_is_the_mean_of_the_last_100_episodes_finished():
     rng = np.random.default_rng(0)
-    table = np.column_stack(
-        (np.cumsum(rng.integers(0, 4, 40)) + 5, rng.normal(size=40), np.ones(40))
-    )
-    grid = np.arange(0, 100)
-    result = compare.curve(table, grid, window=7)
+    steps, returns = np.cumsum(rng.integers(0, 4, 400)) + 5, rng.normal(size=400)
+    grid = np.arange(0, 1000, 7)
+    result = compare.curve(pd.DataFrame({"step": steps, "return": returns}), grid)
     for step, value in zip(grid, result, strict=True):
-        done = [r for s, r, _ in table if s <= step]
-        if not done or step > table[-1, 0]:
+        done = returns[steps <= step]
+        if len(done) == 0 or step > steps[-1]:
             assert np.isnan(value)
         else:
-            assert value == pytest.approx(sum(done[-7:]) / len(done[-7:]))
+            assert value == pytest.approx(sum(done[-100:]) / len(done[-100:]))
 
 
-def test_interquartile_mean_drops_a_quarter_on_either_side():
-    assert compare.interquartile_mean(np.array([8.0, 1, 2, 100])) == pytest.approx((2 + 8) / 2)
-    # of three values a quarter is 0.75 of a value
-    assert compare.interquartile_mean(np.array([0.0, 9, 3])) == pytest.approx((3 + 9 / 4) / 1.5)
-    values = np.random.default_rng(0).normal(size=(2, 16))
-    middle = np.sort(values, axis=-1)[:, 4:12].mean(axis=-1)
-    np.testing.assert_allclose(compare.interquartile_mean(values), middle)
-
-
-@pytest.mark.parametrize("statistic", ["mean", "iqm"])
-def test_interval_covers_as_often_as_it_says(statistic):
+def test_the_bootstrap_interval_covers_as_often_as_it_says():
     """Of 300 groups of 20 normal seeds, about 95% of intervals hold the true mean."""
     values = np.random.default_rng(1).normal(size=(300, 20))
-    low, high = compare.interval(values, statistic)
+    low, high = compare.confidence([values], resamples=1000)
     assert 0.88 < np.mean((low < 0) & (high > 0)) < 0.98
 
 
-def test_pictures_of_runs_of_unequal_length(tmp_path, capsys):
-    runs = [make_run(tmp_path / f"r{k}", k, episodes=300 - 80 * k) for k in range(3)]
-    runs.append(make_run(tmp_path / "none", 4, episodes=0))
-    runs.append(make_run(tmp_path / "other", 1, env_id="ALE/Breakout-v5"))
-    compare.main([*map(str, runs), "--out", str(tmp_path / "picture")])
-    picture = np.asarray(Image.open(tmp_path / "picture.png").convert("RGB"))
-    assert len(np.unique(picture.reshape(-1, 3), axis=0)) > 20
-    svg = (tmp_path / "picture.svg").read_text()
-    assert svg.startswith("<?xml")
-    out = capsys.readouterr().out
-    assert out.count("last 100 episodes") == 5 and "seed 4: last 100 episodes -" in out
+def test_scores_are_rounded():
+    assert compare.spread([1889.4, 1890.4, 2100.0]) == "1960 ± 121"
+    assert compare.spread([12.34]) == "12.3" and compare.spread([-3.971, -4.5]) == "-4.24 ± 0.37"
+    assert compare.bounds(np.array([1.0, 1, 1])) == "1.00 to 1.00"
+    assert compare.bounds(np.array([1.0, 2])) == "–"
+
+
+def test_published_scores_are_lines_in_the_colour_of_their_algorithm(tmp_path):
+    episodes = pd.DataFrame({"step": np.arange(1, 200), "return": 2000.0, "length": 1})
+    settings = {"env_id": "Hopper-v5", "seed": 1}
+    runs = [compare.Run(Path(), {"script": name, "settings": settings}, episodes, name)
+            for name in ("ppo_continuous.py", "trpo_continuous.py")]  # fmt: skip
+    [axes] = compare.draw(runs, tmp_path / "picture.png").axes
+    shown = {(line.get_color(), line.get_ydata()[0]) for line in axes.lines
+             if len(line.get_xdata()) == 2}  # fmt: skip
+    assert shown <= {("C0", 2316.2), ("C0", 2330), ("C1", 1912.9), ("C1", 2100)}
+    rows = compare.score_table(runs).to_dict("records")
+    assert [row["OpenAI's Baselines"] for row in rows] == ["2316", "1913"]
+
+
+@pytest.mark.parametrize("script, source, algorithm", [
+    (ppo_atari, "PPO paper, 10M steps", "PPO"),
+    (ppo_continuous, "OpenAI's Baselines", "PPO"),
+    (trpo_continuous, "OpenAI's Baselines", "TRPO"),
+])  # fmt: skip
+def test_published_scores_are_those_of_the_scripts(script, source, algorithm):
+    assert compare.PUBLISHED[source][algorithm] == script.PUBLISHED_SCORES
 
 
 def test_kept_data_is_the_run(tmp_path, monkeypatch, capsys):
@@ -79,101 +137,23 @@ def test_kept_data_is_the_run(tmp_path, monkeypatch, capsys):
     run = make_run(tmp_path / "run", 3, env_id="ALE/Breakout-v5")
     compare.main([str(run), "--keep", "experiment/variant"])
     path = tmp_path / "data/experiment/variant/ALE-Breakout-v5/seed3.csv.gz"
-    with gzip.open(path, "rt") as file:
-        assert file.readline() == "step,return,length\n"
-    [kept] = compare.read_runs(tmp_path / "data/experiment")
-    assert kept[:3] == ("variant", "ALE/Breakout-v5", 3)
-    np.testing.assert_array_equal(kept.table, compare.read_runs(run)[0].table)
-    assert kept.about["script"] == "ppo_x.py" and kept.about["processor"]
-    assert kept.about["settings"] == {"env_id": "ALE/Breakout-v5", "seed": 3}
+    assert capsys.readouterr().out.strip() == str(path)
+    [kept] = compare.read_runs([tmp_path / "data"])
+    columns = ["step", "return", "length"]
+    pd.testing.assert_frame_equal(kept.episodes, compare.read_run(run).episodes[columns])
+    assert kept.about["processor"] and "run_dir" not in kept.about["settings"]
 
 
-def test_a_folder_that_is_no_run_gets_one_line(tmp_path, capsys):
+def test_a_folder_without_runs_is_an_error(tmp_path):
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(SystemExit) as leaving:
+        with pytest.raises(SystemExit, match="neither a run directory nor a folder of data"):
             compare.main([str(path)])
-        err = capsys.readouterr().err
-        assert leaving.value.code == 2 and str(path) in err and len(err.splitlines()) == 1
-
-
-def test_two_runs_that_cannot_be_told_apart_are_refused(tmp_path, capsys):
-    runs = [str(make_run(tmp_path / name, seed=1)) for name in ("a", "b")]
-    with pytest.raises(SystemExit) as leaving:
-        compare.main(runs)
-    assert leaving.value.code == 2 and "seed 1" in capsys.readouterr().err
-
-
-def test_a_shorter_run_does_not_replace_a_longer_one(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(compare, "DATA", tmp_path / "data")
-    long, short = (make_run(tmp_path / f"r{n}", 1, episodes=n) for n in (30, 20))
-    for run in (short, long):
-        compare.main([str(run), "--keep", "e/v"])
-    with pytest.raises(SystemExit) as leaving:
-        compare.main([str(short), "--keep", "e/v"])
-    assert leaving.value.code == 2 and "further than this run" in capsys.readouterr().err
-    [kept] = compare.read_runs(tmp_path / "data")
-    assert len(kept.table) == 30
-
-
-def test_a_line_cut_short_is_left_out(tmp_path):
-    run = make_run(tmp_path / "run", 1, episodes=5)
-    table = compare.read_runs(run)[0].table
-    with open(run / "episodes.csv", "a") as file:
-        file.write("30,3")
-    np.testing.assert_array_equal(compare.read_runs(run)[0].table, table)
-
-
-@pytest.mark.parametrize("script, whose, algorithm", [
-    (ppo_atari, "PPO paper, 10M steps", "PPO"),
-    (ppo_continuous, "OpenAI's Baselines", "PPO"),
-    (trpo_continuous, "OpenAI's Baselines", "TRPO"),
-])  # fmt: skip
-def test_published_scores_are_those_of_the_scripts(script, whose, algorithm):
-    scores, by = script.PUBLISHED_SCORES, script.PUBLISHED_BY
-    assert ("paper" in by) == ("paper" in whose) and ("Baselines" in by) == ("Baselines" in whose)
-    here = {
-        env_id: score
-        for env_id, score in compare.PUBLISHED[whose][algorithm].items()
-        if script is ppo_atari or not env_id.endswith("NoFrameskip-v4")
-    }
-    assert scores == here and len(scores) in (6, 7)
-
-
-def test_published_numbers_are_lines_of_the_colour_of_their_algorithm(tmp_path):
-    table = np.column_stack((np.arange(1, 200), np.full(199, 2000), np.ones(199)))
-    runs = [compare.Run(name, "Hopper-v5", 1, table) for name in ("ppo", "trpo")]
-    [axes] = compare.draw(runs, tmp_path / "picture").axes
-    shown = {(line.get_color(), line.get_ydata()[0]) for line in axes.lines
-             if len(line.get_xdata()) == 2}  # fmt: skip
-    assert shown == {("C0", 2316.2), ("C0", 2330), ("C1", 1912.9), ("C1", 2100)}
-
-
-def test_a_mean_is_of_the_seeds_that_reach_the_end(tmp_path):
-    """Here the interquartile mean, of nine seeds of which one ends early and is a curve of its own;
-    another ends at 98% of the steps, and so does the mean."""
-    steps = np.arange(1, 301)
-    scores = np.array([1, 2, 3, 4, 5, 6, 70, 80, 999])
-    runs = [compare.Run("ppo", "X", seed, np.column_stack((steps, steps * 0 + score, steps)))
-            for seed, score in enumerate(scores)]  # fmt: skip
-    runs[8] = runs[8]._replace(table=runs[8].table[:200])
-    runs[0] = runs[0]._replace(table=runs[0].table[:294])
-    [axes] = compare.draw(runs, tmp_path / "picture", "iqm").axes
-    short, line = axes.lines
-    assert short.get_linewidth() < 1 < line.get_linewidth()
-    assert np.nanmax(short.get_ydata()) == 999
-    assert axes.figure.legends[0].texts[0].get_text() == "ppo, 8 seeds, 1 shorter"
-    assert line.get_xdata()[-1] == pytest.approx(294e-6, abs=1e-6)
-    scores = scores[:8]
-    assert line.get_ydata()[-1] == pytest.approx(compare.interquartile_mean(scores)) == 4.5
-    low, high = axes.collections[0].get_datalim(axes.transData).intervaly
-    assert (low, high) == pytest.approx(compare.interval(scores[None], "iqm").flat)
 
 
 def test_committed_data_can_be_read():
-    for path in (ROOT / "plots/data").rglob("seed*.csv.gz"):
-        [run] = compare.read_runs(path)
-        assert len(run.table) > 10 and (np.diff(run.table[:, 0]) >= 0).all()
-        if run.group != "random":
-            settings = run.about["settings"]
-            assert (settings["env_id"], settings["seed"]) == (run.env_id, run.seed)
-            assert len(run.about["sha256"]) == 64 and run.about["processor"]
+    runs = compare.read_runs([compare.DATA])
+    assert len(runs) > 100
+    for run in runs:
+        assert len(run.episodes) > 10 and (run.episodes["step"].diff()[1:] >= 0).all()
+        assert run.path.name == f"seed{run.seed}.csv.gz" and len(run.about["sha256"]) == 64
+        assert run.path.parent.name == run.env_id.replace("/", "-")
