@@ -1,4 +1,4 @@
-"""Animate one game of an Atari policy, a picture a step: plots/gif.py RUN_DIR OUT.gif"""
+"""Animate one game of an Atari policy: plots/gif.py RUN_DIR OUT.gif"""
 
 import argparse
 import sys
@@ -32,8 +32,9 @@ class RecordGif(gym.Wrapper):
 
     def close(self):
         self.env.close()
-        first = self.images[0].quantize(32, dither=Image.Dither.NONE)
-        rest = [x.quantize(palette=first, dither=Image.Dither.NONE) for x in self.images[1:]]
+        first, *rest = self.images[:: self.every]
+        first = first.quantize(32, dither=Image.Dither.NONE)
+        rest = [x.quantize(palette=first, dither=Image.Dither.NONE) for x in rest]
         first.save(self.out, save_all=True, append_images=rest, duration=self.duration, loop=0)
 
 
@@ -43,8 +44,9 @@ def main(argv=None):
     parser.add_argument("out", metavar="OUT.gif", type=Path)
     parser.add_argument("--seed", default="1", help="of the game and the actions")
     parser.add_argument("--fps", type=int, default=30, help="pictures a second (15: as played)")
+    parser.add_argument("--every", type=int, default=1, help="steps from one picture to the next")
     args = parser.parse_args(argv)
-    RecordGif.out, RecordGif.duration = args.out, 1000 // args.fps
+    RecordGif.out, RecordGif.duration, RecordGif.every = args.out, 1000 // args.fps, args.every
     flags = ["--evaluate", args.policy, "--video", "--episodes", "1", "--seed", args.seed]
     with mock.patch.object(ppo_atari, "RecordVideo", RecordGif):
         ppo_atari.main(flags)

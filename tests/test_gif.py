@@ -22,13 +22,13 @@ def run_dir(tmp_path):
 
 
 def test_a_gif_is_the_video_that_evaluate_records(run_dir, monkeypatch):
-    """As many pictures, of the same colours, as gymnasium's RecordVideo has of the same game."""
+    """Every second picture, in the same colours, that gymnasium's RecordVideo has of the same game."""
     out, before, recorded = run_dir.parent / "game.gif", sorted(run_dir.iterdir()), []
-    gif.main([str(run_dir), str(out), "--seed", "3", "--fps", "25"])
+    gif.main([str(run_dir), str(out), "--seed", "3", "--fps", "25", "--every", "2"])
     assert sorted(run_dir.iterdir()) == before
 
     def stop_recording(video):
-        recorded.extend(video.recorded_frames)
+        recorded.extend(video.recorded_frames[::2])
         video.recorded_frames, video.recording = [], False
 
     monkeypatch.setattr(ppo_atari.RecordVideo, "stop_recording", stop_recording)
@@ -40,6 +40,6 @@ def test_a_gif_is_the_video_that_evaluate_records(run_dir, monkeypatch):
         times = [x.info["duration"] for x in ImageSequence.Iterator(file)]
         assert file.info["loop"] == 0 and file.size == (160, 210)
     assert set(times) <= {40 * k for k in range(1, 100)} and sum(times) == 40 * len(recorded)
-    assert len(recorded) > 100
+    assert len(recorded) > 50
     shown = [image for image, time in zip(shown, times, strict=True) for _ in range(time // 40)]
     np.testing.assert_array_equal(shown, recorded)

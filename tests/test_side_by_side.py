@@ -1,11 +1,16 @@
 """plots/side_by_side.html: what it shows; the links to lines."""
 
 import html
+import json
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import ppo_atari
 import ppo_continuous
@@ -17,7 +22,8 @@ import side_by_side
 
 PAGE = side_by_side.page()
 ROWS = dict(re.findall(r'<section class="row.*?" id="(.*?)">(.*?)</section>', PAGE, re.S))
-LINE = r'<span class="line([\w ]*)"><i aria-hidden="true">(\d+)</i>(.*?)\n</span>'
+LINE = r'<span class="line([\w ]*)" style="--i:\d+"><i aria-hidden="true">(\d+)</i>(.*?)\n</span>'
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 
 
 def plain(text):
@@ -26,6 +32,15 @@ def plain(text):
 
 def test_the_page_needs_nothing_from_elsewhere():
     assert not re.findall(r"<link|<img|src=|@import|url\(", PAGE)
+
+
+def test_every_row_and_view_can_be_linked_to_and_is_in_a_list_of_contents():
+    ids = re.findall(' id="(.*?)"', PAGE)
+    assert len(ids) == len(set(ids)) and set(re.findall('href="#(.*?)"', PAGE)) == set(ids)
+    lists = re.findall('<ul class="contents">(.*?)</ul>', PAGE)
+    listed = re.findall('href="#(.*?)"', "".join(lists))
+    rows = [name for name in ids if name not in (*side_by_side.VIEWS, "difference")]
+    assert len(lists) == 4 and listed == rows
 
 
 @pytest.mark.parametrize("script", side_by_side.VIEWS)
@@ -40,9 +55,12 @@ def test_each_row_shows_the_lines_of_its_equation(script):
         marked = [set(re.findall('data-s="(.*?)"', part)) for part in (formulas, buttons, code)]
         assert marked[0] == marked[1] == marked[2], name
         assert marked[0] or name.endswith("-algorithm"), name
-        for symbol, names in re.findall('data-s="(.*?)">.*?<code>(.*?)</code>', buttons):
-            shown = re.findall(f'<span[^>]* data-s="{symbol}">(.*?)</span>', code)
-            assert set(shown) == set(names.split(", ")), name
+        for symbol, key, words in re.findall(
+            'data-s="(.*?)">(.*?)</button>(.*?)(?=<li>|$)', buttons
+        ):
+            shown = re.findall(f'<span[^>]* data-s="{re.escape(symbol)}">(.*?)</span>', code)
+            assert set(shown) == set(re.findall("<code>(.*?)</code>", key)), name
+            assert plain(words).strip(), name
         lines = re.findall(LINE, code, re.S)
         assert lines
         for _, number, line in lines:
@@ -61,16 +79,81 @@ def test_an_equation_stands_beside_its_code(script, equation, text):
     assert text in plain(ROWS[f"{script}-{equation}"])
 
 
-def test_the_difference_has_every_line_of_the_papers_part_or_folds_it():
-    view = PAGE[PAGE.index('id="view-difference"') : PAGE.index("</main>")]
-    folded = plain("".join(re.findall("<details>(.*?)</details>", view, re.S)))
-    sides = re.findall('<section class="both">(.*?)</section>', view, re.S)
-    for k, script in enumerate(("ppo_continuous", "trpo_continuous")):
-        text = (ROOT / f"{script}.py").read_text()
-        lines = text[text.index("\ndef train") : text.index("# =====")].splitlines()
-        own = "".join(plain(side.split("<figure>")[k + 1]) for side in sides)
-        shown = (own + folded).replace(" ", "")
-        assert all(line.replace(" ", "") in shown for line in lines if not line.startswith("#"))
+def run(script, folder, **settings):
+    """Train for one iteration. Returns {(function, name): shape} of its tensors, and the lengths
+    that shapes on the page are written with."""
+    seen, file = {}, script.__file__
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != file:
+            return None
+        if event == "return":
+            found = dict(frame.f_locals)
+            for x in [x for x in found.values() if isinstance(x, SimpleNamespace)]:
+                found |= vars(x)
+            for name, x in found.items():
+                if isinstance(x, torch.Tensor):
+                    seen.setdefault((frame.f_code.co_name, name), tuple(x.shape))
+        return trace
+
+    args = script.Args(num_steps=8, num_envs=3, total_steps=24, minibatch_size=6, num_epochs=1,
+                       run_dir=str(folder / "run"), **settings)  # fmt: skip
+    sys.settrace(trace)
+    try:
+        script.train(args)
+    finally:
+        sys.settrace(None)
+    return seen, {"T": 8, "N": 3, "M": 6, "T·N": 24, "observation size": 4, "parameters": 2}
+
+
+@pytest.mark.parametrize("script, settings", [
+    (ppo_atari, {"threads": 1, "compile": False}),
+    (ppo_continuous, {"env_id": "CartPole-v1", "compile": False, "objective": "kl-fixed"}),
+    (trpo_continuous, {"env_id": "CartPole-v1"}),
+], ids=side_by_side.VIEWS)  # fmt: skip
+def test_shapes_are_those_of_a_run(script, settings, tmp_path):
+    seen, lengths = run(script, tmp_path, **settings)
+    lengths |= {"84": 84, "4": 4, "actions": 4, "W": seen.get(("trust_region_step", "g"), [0])[0]}
+    checked = set()
+    for key in (key for key in ROWS if key.startswith(script.__name__)):
+        buttons, figures = ROWS[key].split('<div class="code">')
+        places = re.findall("<figcaption><code>(.*?)</code>.*?</figcaption>(.*?)</figure>", figures,
+                            re.S)  # fmt: skip
+        for name, shape in re.findall(r"<code>(\w+)</code> \((.*?)\)", buttons):
+            place = next(place for place, code in places if f">{name}<" in code)
+            if name == "l_policy":  # then its mean
+                continue
+            shapes = {seen[of, local] for of, local in seen if local == name and of == place}
+            shapes = shapes or {x for (_, local), x in seen.items() if local == name}
+            parts = shape.replace(", ", ",").strip(",").split(",")
+            if parts[0] == "...":  # of any number of samples
+                parts, shapes = parts[1:], {x[1 - len(parts) :] for x in shapes}
+            assert shapes == {tuple(lengths[part] for part in parts)}, (key, place, name)
+            checked.add(name)
+    assert len(checked) > 7
+
+
+def test_the_difference_is_the_update():
+    """Of the loop's code, without comments, only the update and what anneals PPO are marked."""
+    view = PAGE[PAGE.index('id="difference"') : PAGE.index("</main>")]
+    lines = [(css, plain(line)) for css, _, line in re.findall(LINE, view, re.S)]
+    changed = " ".join(line for css, line in lines if "changed" in css)
+    assert changed.count("= update(") == 2 and "anneal(" in changed and "penalty.adapt" in changed
+    assert len([1 for css, _ in lines if "changed" in css]) == 6
+    shown = " ".join(line for _, line in lines)
+    for text in ("torch.min(", "fisher_vector_product(", "kl <= max_kl", "optimizer.step()"):
+        assert text in shown
+    same = view[view.rindex("The same in both") :]
+    assert "<code>gae</code>" in same and "<code>rollout</code>" in same
+    assert "<code>update</code>" not in same and '"""' not in plain(PAGE)
+
+
+def test_figure_1_is_flat_where_the_ratio_is_clipped():
+    for row in (ROWS["ppo_atari-eq-7"], ROWS["ppo_continuous-eq-7"]):
+        [up, down] = re.findall('<polyline points="(.*?)"', row)
+        up, down = ([float(p.split(",")[1]) for p in line.split()] for line in (up, down))
+        assert up[0] > up[1] > up[2] > up[3] == up[4]  # an SVG's y points down
+        assert down[0] == down[1] < down[2] < down[3] < down[4]
 
 
 @pytest.mark.parametrize("module, equation, names", [
@@ -95,20 +178,49 @@ def test_the_papers_settings_are_the_defaults(module, equation, names):
 
 
 def test_what_is_not_in_the_paper_has_an_edge():
-    """Every line shown with that comment, and what the comment is about; whole rows."""
-    lines = [line for row in ROWS.values() for line in re.findall(LINE, row, re.S)]
-    said = [(css, plain(line)) for css, _, line in lines if "not in the paper" in plain(line)]
-    assert len(said) > 10 and all("extra" in css for css, _ in said)
-    edged = {plain(line).split(" = ")[0].strip() for css, _, line in lines if "extra" in css}
-    assert "grad_norm" in edged and "l_vf" not in edged
+    """Every line shown with that comment, what the comment is about, and whole rows."""
+    lines = re.findall(LINE, PAGE, re.S)
+    said = [
+        css for css, _, line in lines if re.search("not in the (PPO )?paper", plain(line), re.I)
+    ]
+    assert len(said) > 20 and all("extra" in css for css in said)
     rows = set(re.findall(r'<section class="row extra" id="(.*?)">', PAGE))
     assert {"ppo_continuous-alpha-mujoco", "trpo_continuous-critic", "trpo_continuous-eq-11",
             "ppo_atari-standardised"} <= rows  # fmt: skip
+    for name in rows:
+        assert all("extra" in css for css, *_ in re.findall(LINE, ROWS[name], re.S)), name
+    for name, row in ROWS.items():
+        if name not in rows:
+            assert not all("extra" in css for css, *_ in re.findall(LINE, row, re.S)), name
+
+
+@pytest.mark.parametrize("row, edged, plain_line", [
+    ("ppo_atari-eq-11", "decay = gamma", "advantages[t] ="),
+    ("ppo_atari-eq-12", "(1 - terminated) * next_values", "batch.values, batch.next_values ="),
+    ("ppo_atari-eq-12", "batch.next_values[t] = torch.where", "batch.values, batch.next_values ="),
+    ("ppo_atari-standardised", "(1 - batch.fired", None),
+    ("ppo_atari-epochs", "grad_norm = ", "optimizer.step()"),
+    ("ppo_atari-atari-network", "convolutions = [(4, 32", "convolutions = [(4, 16"),
+    ("ppo_continuous-ppo-algorithm", "= anneal(", "episodes = rollout("),
+    ("trpo_continuous-trpo-network", "self.critic = mlp(", "self.actor = mlp("),
+    ("trpo_continuous-cg", "if residual_sq <= enough", "alpha = residual_sq / curvature"),
+    ("trpo_continuous-cg", "if not curvature > 0", "x += alpha * p"),
+    ("trpo_continuous-cg", "cg_damping * y", "s, residual ="),
+    ("trpo_continuous-beta", "s_a_s = s @ damped(s)", "full_step ="),
+    ("trpo_continuous-line-search", "in range(num_tries)", "fraction *="),
+    ("trpo_continuous-line-search", "return 0.0", "return fraction"),
+])  # fmt: skip
+def test_the_edge_is_on_the_step_alone(row, edged, plain_line):
+    lines = [(css, plain(line)) for css, _, line in re.findall(LINE, ROWS[row], re.S)]
+    for text, has in ((edged, True), (plain_line, False)):
+        found = [css for css, line in lines if text and text in line]
+        assert not text or found and all(("extra" in css) == has for css in found), text
 
 
 @pytest.mark.parametrize("place, said", [
-    (("gae", "no such text", "deltas"), "no line holds 'no such text'"),
-    (("gae", "deltas", "no such text"), "after 'deltas' no line holds"),
+    (("gae", "no such text", "deltas"), "gae has no line with 'no such text'"),
+    (("gae", "deltas", "no such text"), "gae has no line with 'no such text'"),
+    (("gae", "advantages[t] =", "deltas ="), "gae has no line with 'deltas ='"),
     (("no_such_name", "", ""), "ppo_atari.py has no no_such_name"),
 ])  # fmt: skip
 def test_a_line_that_is_gone_stops_the_drawing(place, said):
@@ -124,3 +236,58 @@ def test_links_get_the_lines_of_the_names_in_them():
         assert lines[int(number) - 1].startswith(text)
     with pytest.raises(ValueError, match="ppo_atari.py has no gone"):
         side_by_side.renew("[`gone`](ppo_atari.py#L1)")
+
+
+TRIAL = """
+<pre id="told"></pre><script>
+const told = {errors: []};
+addEventListener("error", event => told.errors.push(event.message));
+const visible = () => [...panels].filter(panel => panel.checkVisibility()).map(panel => panel.id);
+const fits = () => document.documentElement.scrollWidth <= innerWidth && ![...document
+    .querySelectorAll("math, pre, button")].some(e => e.getBoundingClientRect().right > innerWidth);
+const on = () => [...document.querySelectorAll(".on")].map(e => e.textContent.trim());
+const later = () => new Promise(done => setTimeout(done, 50));
+(async () => {
+  told.first = visible();
+  told.clicked = [];
+  for (const tab of tabs) {
+    tab.click();
+    await later();
+    told.clicked.push([...visible(), fits()]);
+  }
+  location.hash = "#ppo_atari-eq-7";
+  await later();
+  const row = document.getElementById("ppo_atari-eq-7");
+  const top = row.getBoundingClientRect().top, nav = document.querySelector("nav");
+  told.row = [...visible(), top > 0 && top < 60, nav.getBoundingClientRect().top === 0];
+  const over = e => e.dispatchEvent(new MouseEvent("mouseover", {bubbles: true}));
+  over(row.querySelector(".code [data-s=rt]"));
+  told.pointed = on();
+  over(document.body);
+  told.nothing = on();
+  [...row.querySelectorAll("button")].find(e => e.textContent.includes("clip_eps")).focus();
+  told.focus = on();
+  document.getElementById("told").textContent = JSON.stringify(told);
+})();
+</script>
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome here")
+@pytest.mark.parametrize("width", [1400, 500])
+def test_in_a_browser(width, tmp_path):
+    """500 is the narrowest window that Chromium opens."""
+    (tmp_path / "page.html").write_text(PAGE.replace("</html>", TRIAL))
+    done = subprocess.run(
+        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
+         f"--window-size={width},900", "--virtual-time-budget=5000", "--dump-dom",
+         (tmp_path / "page.html").as_uri()], capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    [told] = re.findall('<pre id="told">(.*?)</pre>', done.stdout)
+    told = json.loads(html.unescape(told))
+    views = [*side_by_side.VIEWS, "difference"]
+    assert told["errors"] == [] and told["first"] == views[:1]
+    assert told["clicked"] == [[view, True] for view in views]
+    assert told["row"] == ["ppo_atari", True, True]
+    assert told["pointed"].count("ratio") == 2 and "rt" in told["pointed"]
+    assert told["nothing"] == [] and {"clip_eps", "ϵ"} <= set(told["focus"])
