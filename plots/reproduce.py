@@ -128,8 +128,40 @@ EXPERIMENTS = {
         Variant("bfloat16", "precision/bfloat16", ATARI, BREAKOUT, f"{MILLION} --bf16"),
     ],
 }  # fmt: skip
-SEEDS = {"small-tasks": 5, "figure3": 5, "precision": 4}  # of the others: 3
-SHORT = ("precision",)  # runs of so few steps that no published score is near
+FAST = "--total-steps 40960 --learning-rate 1e-2 --anneal none"
+SLOW = "--total-steps 40960 --learning-rate 1e-3 --anneal none"
+LESSONS = {  # of plots/lessons.md: script, task, flags of all variants, {variant: its flags}
+    "clipping": (PPO, "CartPole-v1", "", {
+        "clipped, step size 0.001": SLOW, "not clipped, 0.001": f"{SLOW} --objective none",
+        "clipped, 0.01": FAST, "not clipped, 0.01": f"{FAST} --objective none",
+    }),
+    "epsilon": (PPO, "CartPole-v1", FAST, {
+        f"ε {eps}": f"--clip-eps {eps}" for eps in (0.01, 0.05, 0.2, 0.5, 1)
+    }),
+    "lambda": (PPO, "Pendulum-v1", "--total-steps 61440 --minibatch-size 256", {
+        f"λ {value}": f"--gae-lambda {value}" for value in (0, 0.5, 0.95, 1)
+    }),
+    "penalty": (PPO, "CartPole-v1", FAST, {
+        **{f"fixed β {b}": f"--objective kl-fixed --kl-beta {b}" for b in (0.01, 1, 100)},
+        **{f"adaptive β from {b}": f"--objective kl-adaptive --kl-beta {b}" for b in (0.01, 1, 100)},
+    }),
+    "delta": (TRPO, "CartPole-v1", "--total-steps 40960", {
+        f"δ {delta}": f"--max-kl {delta}" for delta in (0.0001, 0.001, 0.01, 0.1, 1)
+    }),
+    "line-search": (TRPO, "CartPole-v1", "--total-steps 40960 --max-kl 0.003", {
+        f"{tries} tries, damping {damping}": f"--cg-damping {damping} --line-search-steps {tries}"
+        for damping in (0, 0.1) for tries in (10, 1)
+    }),
+}  # fmt: skip
+for lesson, (script, task, shared, variants) in LESSONS.items():
+    EXPERIMENTS[f"lesson-{lesson}"] = [
+        Variant(words, f"lesson-{lesson}/{k}", script, (task,), f"{shared} {flags}")
+        for k, (words, flags) in enumerate(variants.items(), start=1)
+    ]
+SEEDS = {"precision": 4} | {name: 5 for name in EXPERIMENTS if name.startswith("lesson-")}
+SEEDS |= {"small-tasks": 5, "figure3": 5}  # of the others: 3
+# runs of so few steps that no published score is near
+SHORT = ["precision", *(name for name in EXPERIMENTS if name.startswith("lesson-"))]
 
 
 class Job(NamedTuple):
@@ -391,7 +423,7 @@ def tables(experiment):
     return {experiment: markdown(table)}
 
 
-def write_tables(found, files=(ROOT / "README.md", PLOTS / "README.md")):
+def write_tables(found, files=(ROOT / "README.md", PLOTS / "README.md", PLOTS / "lessons.md")):
     """Put each table between the markers of its name, wherever they stand."""
     for file in files:
         text = old = file.read_text()
@@ -529,8 +561,9 @@ def main(argv=None):
     add("--cuda", action="store_true", help="train on a GPU (ppo_atari.py)")
     add("--draw-only", action="store_true", help="run nothing; draw and write what there is")
     args = parser.parse_args(argv)
+    lessons = [f"lesson-{name}" for name in LESSONS] if "lessons" in args.experiments else []
     failed = []
-    for experiment in args.experiments:
+    for experiment in [name for name in args.experiments if name != "lessons"] + lessons:
         if experiment in FIGURES:
             FIGURES[experiment]()
             continue

@@ -22,7 +22,7 @@ def run_dir(tmp_path):
 
 
 def test_a_gif_is_the_video_that_evaluate_records(run_dir, monkeypatch):
-    """Every second picture, in the same colours, that gymnasium's RecordVideo has of the same game."""
+    """Every second picture that gymnasium's RecordVideo has of the same game."""
     out, before, recorded = run_dir.parent / "game.gif", sorted(run_dir.iterdir()), []
     gif.main([str(run_dir), str(out), "--seed", "3", "--fps", "25", "--every", "2"])
     assert sorted(run_dir.iterdir()) == before

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -89,8 +88,8 @@ def run(script, folder, **settings):
             return None
         if event == "return":
             found = dict(frame.f_locals)
-            for x in [x for x in found.values() if isinstance(x, SimpleNamespace)]:
-                found |= vars(x)
+            for x in (found.get("batch", {}), found.get("samples", {})):
+                found |= x if isinstance(x, dict) else vars(x)
             for name, x in found.items():
                 if isinstance(x, torch.Tensor):
                     seen.setdefault((frame.f_code.co_name, name), tuple(x.shape))
@@ -169,7 +168,7 @@ def test_figure_1_is_flat_where_the_ratio_is_clipped():
 def test_the_papers_settings_are_the_defaults(module, equation, names):
     shown, defaults = {}, module.Args()
     for part in r",\quad ".join(side_by_side.EQUATIONS[equation][2]).split(r",\quad "):
-        symbol, _, value = part.replace(r"\,\alpha", "").partition(" = ")
+        symbol, _, value = re.sub(r"\\,\\alpha|\\\\ ", "", part).partition(" = ")
         if value:
             shown[symbol] = eval(value.replace(r"\times", "*"))
         elif adam := re.search(r"Adam } ([\d.]+) \\cdot 10\^\{-(\d)\}", part):
