@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from scipy.stats import bootstrap
 
 DATA = Path(__file__).resolve().parent / "data"
@@ -296,6 +297,7 @@ def draw(runs, path, published=True):
         if published:
             draw_published(axes, env_id, [run for run in runs if run.env_id == env_id], labels)
         axes.set(title=env_id, xlim=(0, None))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k, 1M
         axes.grid(alpha=0.3)
     for axes in panels[len(tasks) :]:
         axes.axis("off")
@@ -306,7 +308,7 @@ def draw(runs, path, published=True):
     names = [label for label in labels if label in entries] + names
     figure.legend([entries[name] for name in names], names, loc="outside upper center",
                   ncols=min(columns, 3) if columns > 1 else 2)  # fmt: skip
-    figure.supxlabel("million agent steps")
+    figure.supxlabel("agent steps")
     figure.supylabel("return, mean of the last 100 episodes")
     figure.savefig(path, dpi=140)
     return figure
@@ -320,10 +322,10 @@ def draw_group(axes, runs, color, label):
     whole = ~np.isnan(curves).any(axis=0)
     if len(runs) >= 5 and whole.any():
         low, high = confidence([curves[:, whole].T], resamples=1000)
-        axes.fill_between(grid[whole] / 1e6, low, high, color=color, alpha=0.2, lw=0)
+        axes.fill_between(grid[whole], low, high, color=color, alpha=0.2, lw=0)
     elif len(runs) > 1:
-        axes.plot(grid / 1e6, curves.T, color=color, lw=0.7, alpha=0.6)
-    axes.plot(grid[whole] / 1e6, curves[:, whole].mean(0), color=color, lw=2, label=label)
+        axes.plot(grid, curves.T, color=color, lw=0.7, alpha=0.6)
+    axes.plot(grid[whole], curves[:, whole].mean(0), color=color, lw=2, label=label)
 
 
 def fit_height(axes):

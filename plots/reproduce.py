@@ -8,7 +8,7 @@
   python plots/reproduce.py breakout baselines     ppo_atari.py's defaults, and Baselines' settings
   python plots/reproduce.py precision              a million steps in float32 and in bfloat16
   python plots/reproduce.py lessons                the experiments of plots/lessons.md
-  python plots/reproduce.py figure1 figure2        the PPO paper's figures of the objective
+  python plots/reproduce.py figure2                the PPO paper's Figure 2, the objective's shape
   python plots/reproduce.py figure3 --only Hopper --seeds 1          some of the runs
   python plots/reproduce.py figure3 --draw-only                      of the data there are
 
@@ -143,13 +143,13 @@ LESSONS = {  # of plots/lessons.md: script, task, flags of all variants, {varian
     }),
     "penalty": (PPO, "CartPole-v1", FAST, {
         **{f"fixed β {b}": f"--objective kl-fixed --kl-beta {b}" for b in (0.01, 1, 100)},
-        **{f"adaptive β from {b}": f"--objective kl-adaptive --kl-beta {b}" for b in (0.01, 1, 100)},
+        **{f"adaptive from {b}": f"--objective kl-adaptive --kl-beta {b}" for b in (0.01, 1, 100)},
     }),
     "delta": (TRPO, "CartPole-v1", "--total-steps 40960", {
         f"δ {delta}": f"--max-kl {delta}" for delta in (0.0001, 0.001, 0.01, 0.1, 1)
     }),
     "line-search": (TRPO, "CartPole-v1", "--total-steps 40960 --max-kl 0.003", {
-        f"{tries} tries, damping {damping}": f"--cg-damping {damping} --line-search-steps {tries}"
+        f"tries: {tries}, damping {damping}": f"--cg-damping {damping} --line-search-steps {tries}"
         for damping in (0, 0.1) for tries in (10, 1)
     }),
 }  # fmt: skip
@@ -448,26 +448,7 @@ def report(experiment):
     compare.draw(runs, path, published=experiment not in SHORT)
 
 
-# ------------------------------------------------------------------------------ Figures 1 and 2
-
-
-def figure1(eps=0.2):
-    """One term of L^CLIP as a function of the ratio r, for advantages 1 and -1."""
-    ratios = np.linspace(0, 2, 401)
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    for axes, advantage in zip(figure.subplots(1, 2), (1, -1), strict=True):
-        terms = np.minimum(ratios * advantage, ratios.clip(1 - eps, 1 + eps) * advantage)  # Eq. 7
-        axes.plot(ratios, terms, color="k")
-        axes.plot(1, advantage, "o", color="r")
-        axes.annotate("$θ_{old}$", (1, advantage), (-6, 6 * advantage),
-                      textcoords="offset points", ha="right", va="center", color="r")  # fmt: skip
-        edge = 1 + advantage * eps
-        axes.vlines(edge, 0, advantage * edge, ls=":", color="k", lw=1)
-        axes.axhline(0, color="k", lw=0.8)
-        axes.set_xticks([0, 1, edge], ["0", "1", "1+ε" if advantage > 0 else "1−ε"])
-        axes.set_yticks([0, advantage], ["0", "A"])
-        axes.set(title=f"A {'><'[advantage < 0]} 0", xlabel="r", ylabel="$L^{CLIP}$", xlim=(0, 2))
-    figure.savefig(PLOTS / "figure1.png", dpi=140)
+# ------------------------------------------------------------------------------------ Figure 2
 
 
 def first_update(seed):
@@ -537,9 +518,6 @@ def figure2(seeds=1):
     print(markdown(pd.DataFrame(rows, columns=columns)))
 
 
-FIGURES = {"figure1": figure1, "figure2": figure2}
-
-
 # ---------------------------------------------------------------------------------------- main
 
 
@@ -548,7 +526,9 @@ def main(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add, cores = parser.add_argument, len(os.sched_getaffinity(0))
-    add("experiments", nargs="+", choices=(*FIGURES, *EXPERIMENTS, "lessons"), metavar="experiment")
+    add(
+        "experiments", nargs="+", choices=(*EXPERIMENTS, "lessons", "figure2"), metavar="experiment"
+    )
     add("--seeds", type=int, help="seeds 1 to this (default: the experiment's own, 3 to 5)")
     add("--jobs", type=int, default=cores, help=f"runs at a time, of one thread each; {cores}")
     add(
@@ -564,8 +544,8 @@ def main(argv=None):
     lessons = [f"lesson-{name}" for name in LESSONS] if "lessons" in args.experiments else []
     failed = []
     for experiment in [name for name in args.experiments if name != "lessons"] + lessons:
-        if experiment in FIGURES:
-            FIGURES[experiment]()
+        if experiment == "figure2":
+            figure2()
             continue
         try:
             if not args.draw_only:

@@ -74,7 +74,7 @@ def test_the_mean_curve_ends_where_the_shortest_run_does(tmp_path):
     runs = [run._replace(label="x") for run in compare.read_runs(folders)]
     [axes] = compare.draw(runs, tmp_path / "picture.png", published=False).axes
     [mean] = axes.lines
-    assert mean.get_xdata()[-1] == pytest.approx(1000e-6, abs=20e-6)
+    assert mean.get_xdata()[-1] == pytest.approx(1000, abs=20)
     at_1000 = [run.episodes["return"][:100].mean() for run in runs]
     assert mean.get_ydata()[-1] == pytest.approx(np.mean(at_1000), abs=0.05)
     low, high = axes.collections[0].get_datalim(axes.transData).intervaly

@@ -35,12 +35,12 @@ def test_tables_of_results_are_those_of_the_data(tmp_path):
     for experiment in reproduce.EXPERIMENTS:
         if reproduce.data_of(experiment):
             found |= reproduce.tables(experiment)
-    copies = []
-    for page in ("README.md", "plots/README.md"):
-        copies.append(tmp_path / page.replace("/", "-"))
-        copies[-1].write_text((ROOT / page).read_text())
+    pages = [ROOT / "README.md", ROOT / "plots/README.md", ROOT / "plots/lessons.md"]
+    texts = [page.read_text() for page in pages]
+    copies = [tmp_path / str(k) for k in range(len(pages))]
+    for copy, text in zip(copies, texts, strict=True):
+        copy.write_text(text)
     reproduce.write_tables(found, copies)
-    texts = [(ROOT / page).read_text() for page in ("README.md", "plots/README.md")]
     assert [copy.read_text() for copy in copies] == texts
     marked = re.findall(r"<!-- (?!end)([\w-]+) -->\n\|", "".join(texts))
     assert set(marked) == found.keys()
