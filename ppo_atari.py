@@ -268,8 +268,8 @@ def rollout(games, net, policy, batch):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the state after step t, before any reset. If step t was terminal, it is
-    not used. If a time limit cut the episode off (truncated), it stands for the rewards that would
+    next_values[t] is V of the state after step t, before any reset. It is not used if step t was
+    terminal. If a time limit cut the episode off (truncated), it stands for the rewards that would
     have followed. The sum of Eq. 11 ends at either. (Its last exponent, printed T−t+1, is T−t−1.)
     """
     # the factors (1 - ...): not in the PPO paper, whose sums do not reach an episode's end
@@ -299,7 +299,7 @@ def standardise(advantages):
 
 
 def ppo_loss(net, frames, actions, log_probs, values, advantages, targets, clip_eps, args):
-    """Minus the objective of Eq. 9 on a minibatch, and the minibatch's statistics.
+    """The loss on a minibatch, minus the objective of Eq. 9, and the minibatch's statistics.
 
     The tensors have M rows; log_probs, log π(a|s), and values, V(s), are those of θ_old.
     """

@@ -74,7 +74,7 @@ class Args:
     gae_lambda: Fraction = 0.95  # λ of GAE (Eq. 11); 1 gives Eq. 10
     num_envs: Count = 1  # N, number of actors (not in the table)
 
-    # L^CLIP (Eq. 7); L^KLPEN (Eq. 8) with an adaptive or a fixed β; none: L^CPI (Eq. 6)
+    # L^CLIP (Eq. 7); L^KLPEN (Eq. 8) with an adaptive or a fixed β; none: neither, L^CPI (Eq. 6)
     objective: Literal["clip", "kl-adaptive", "kl-fixed", "none"] = "clip"
     clip_eps: NonNegative = 0.2  # ε, clipping parameter of Eq. 7 at the start
     kl_target: Positive = 0.01  # with kl-adaptive: d_targ of Sec. 4, the KL it aims at
@@ -153,7 +153,7 @@ def train(args, checkpoint=None):
                            penalty.beta, args)  # fmt: skip
             if args.objective == "kl-adaptive":  # Sec. 4
                 penalty.adapt(stats["kl"], args.kl_target)
-            if args.norm_obs:  # not in the paper (--no-norm-obs); last, since it changes π
+            if args.norm_obs:  # not in the paper (--no-norm-obs); last: this changes π
                 net.obs_moments.add(batch.raw_obs[:-1].flatten(0, 1))
             if run.log(episodes, stats) or run.stop:  # --goal-score is reached, or Ctrl-C
                 break
@@ -339,8 +339,8 @@ def make_policy(net, num_steps, num_envs):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the state after step t, before any reset. If step t was terminal, it is
-    not used. If a time limit cut the episode off (truncated), it stands for the rewards that would
+    next_values[t] is V of the state after step t, before any reset. It is not used if step t was
+    terminal. If a time limit cut the episode off (truncated), it stands for the rewards that would
     have followed. The sum of Eq. 11 ends at either. (Its last exponent, printed T−t+1, is T−t−1.)
     """
     # the factors (1 - ...): not in the PPO paper, whose sums do not reach an episode's end
@@ -385,8 +385,8 @@ def scale_rewards(batch, moments, gamma):
 
 
 def ppo_loss(net, obs, actions, pi_old, log_probs, advantages, targets, clip_eps, beta, args):
-    """Minus the objective of Eq. 9 on a minibatch, with the policy's term that --objective names,
-    and the minibatch's statistics.
+    """The loss on a minibatch, minus the objective of Eq. 9, and the minibatch's statistics.
+    --objective names the policy's term in it.
 
     The tensors have M rows; pi_old and log_probs, log π(a|s), are those of π_θold.
     """
@@ -406,7 +406,7 @@ def ppo_loss(net, obs, actions, pi_old, log_probs, advantages, targets, clip_eps
     l_policy = l_policy.mean()
     l_vf = (values - targets).square().mean()  # without ½, as in the paper
     entropy = pi.entropy().mean()  # S[π_θ]
-    # Sec. 6.1: nothing is shared, so c1 matters only through Adam's ε and --max-grad-norm
+    # separate networks (Sec. 6.1): Adam cancels c1, except for its ε and --max-grad-norm
     l_total = l_policy - args.vf_coef * l_vf + args.ent_coef * entropy  # Eq. 9
 
     # KL(π_θold ‖ π_θ), estimated as k3 of joschu.net/blog/kl-approx

@@ -138,7 +138,7 @@ def train(args, checkpoint=None):
                 scale_rewards(batch, net.return_moments, args.gamma)
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 3
             stats = update(net, optimizer, batch, args)  # line 4
-            if args.norm_obs:  # not in the paper (--no-norm-obs); last, since it changes π
+            if args.norm_obs:  # not in the paper (--no-norm-obs); last: this changes π
                 net.obs_moments.add(batch.raw_obs[:-1].flatten(0, 1))
             if run.log(episodes, stats) or run.stop:  # --goal-score is reached, or Ctrl-C
                 break
@@ -324,8 +324,8 @@ def make_policy(net, num_steps, num_envs):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the state after step t, before any reset. If step t was terminal, it is
-    not used. If a time limit cut the episode off (truncated), it stands for the rewards that would
+    next_values[t] is V of the state after step t, before any reset. It is not used if step t was
+    terminal. If a time limit cut the episode off (truncated), it stands for the rewards that would
     have followed. The sum of Eq. 11 ends at either. (Its last exponent, printed T−t+1, is T−t−1.)
     """
     # the factors (1 - ...): not in the PPO paper, whose sums do not reach an episode's end

@@ -7,15 +7,16 @@
   python plots/reproduce.py unclipped              PPO without clipping or penalty on HalfCheetah
   python plots/reproduce.py breakout baselines     ppo_atari.py's defaults, and Baselines' settings
   python plots/reproduce.py precision              a million steps in float32 and in bfloat16
-  python plots/reproduce.py lessons                the experiments of plots/lessons.md
+  python plots/reproduce.py network                ppo_atari.py with Sec. 6.4's network (data only)
+  python plots/reproduce.py lessons                the six of plots/lessons.md; lesson-clipping: one
   python plots/reproduce.py figure2                the PPO paper's Figure 2, the objective's shape
   python plots/reproduce.py figure3 --only Hopper --seeds 1          some of the runs
-  python plots/reproduce.py figure3 --draw-only                      of the data there are
+  python plots/reproduce.py figure3 --draw-only                      draw the data there are
 
 The scripts run as a user runs them, in runs/<experiment>/<variant>/<task>/seed<k>. A finished run's
 data go to plots/data/<experiment>/<variant>/<task>. What has data is not run again, and what was
-interrupted goes on. Ctrl-C stops the runs, which save themselves. The tables go between markers
-in README.md and plots/README.md.
+interrupted goes on. Ctrl-C stops the runs, which save themselves. Tables go between markers in
+README.md, plots/README.md and plots/lessons.md.
 """
 
 import argparse
@@ -86,6 +87,13 @@ class Variant(NamedTuple):
     flags: str = ""
 
 
+def folder_name(words):
+    """clipped, ε 0.2 -> clipped-eps-0.2"""
+    for letter, name in {"ε": "eps", "λ": "lambda", "β": "beta", "δ": "delta"}.items():
+        words = words.replace(letter, name)
+    return re.sub("[^a-z0-9.]+", "-", words)
+
+
 def objective(row):
     """A row of Table 1. clip-0.2 is Figure 3's PPO."""
     flags = TABLE1[row][1]
@@ -109,8 +117,8 @@ EXPERIMENTS = {
     ],
     "table1": [objective(row) for row in TABLE1],
     "unclipped": [
-        Variant("defaults", "table1/none", PPO, CHEETAH, "--objective none"),
-        Variant("plain, unclipped actions", "unclipped/plain", PPO, CHEETAH,
+        Variant("no clipping or penalty", "table1/none", PPO, CHEETAH, "--objective none"),
+        Variant("the same, plain, any action", "unclipped/plain", PPO, CHEETAH,
                 f"--objective none {PLAIN} --no-clip-actions"),
     ],
     "breakout": [
@@ -155,8 +163,10 @@ LESSONS = {  # of plots/lessons.md: script, task, flags of all variants, {varian
 }  # fmt: skip
 for lesson, (script, task, shared, variants) in LESSONS.items():
     EXPERIMENTS[f"lesson-{lesson}"] = [
-        Variant(words, f"lesson-{lesson}/{k}", script, (task,), f"{shared} {flags}")
-        for k, (words, flags) in enumerate(variants.items(), start=1)
+        Variant(
+            words, f"lesson-{lesson}/{folder_name(words)}", script, (task,), f"{shared} {flags}"
+        )
+        for words, flags in variants.items()
     ]
 SEEDS = {"precision": 4} | {name: 5 for name in EXPERIMENTS if name.startswith("lesson-")}
 SEEDS |= {"small-tasks": 5, "figure3": 5}  # of the others: 3

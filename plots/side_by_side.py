@@ -68,9 +68,9 @@ EQUATIONS = {
         "networks of two layers of 64 tanh units; the paper gives no size for V's. The standard "
         "deviation of a Gaussian does not depend on the state."),
     "act": ("Algorithm 1, line 3, acting", PPO + "5", [r"a_t ∼ " + PI_OLD],
-        "The old policy collects the samples from which the new one is made. The largest of logits "
-        "plus Gumbel noise is a sample of the softmax; mean plus std times normal noise is one of "
-        "the Gaussian. Eq. 6 and 12 need the log-probabilities and values."),
+        "The old policy collects the samples from which the new one is made. Softmax: add "
+        "Gumbel noise to the logits, take the largest. Gaussian: mean plus std times normal noise. "
+        "Eq. 6 and 12 need the log-probabilities and values."),
     "eq-12": ("Eq. 12, the error of the value", PPO + "5", [
         r"\delta_t = r_t + \gamma V(s_{t+1}) \\ {} - V(s_t)"],
         "It says how much better a step went than V expected. Not in the paper: the factor 1 − "
@@ -79,9 +79,9 @@ EQUATIONS = {
         A_T + r" = \delta_t + (\gamma\lambda)\,\delta_{t+1} + \cdots \\ "
         r"{} + (\gamma\lambda)^{T-t-1}\,\delta_{T-1}",
         A_T + r" = \delta_t + \gamma\lambda\,\hat{A}_{t+1}"],
-        "It says how much better an action was than the policy's average. λ trades the noise of "
-        "rewards for the error of V. Summed from the end, by the second line. Not in the paper: "
-        "the factors (1 − …), which end the sum with its episode. (The paper prints T−t+1.)"),
+        "It says how much better an action was than the policy's average. A large λ adds noise, "
+        "a small one the error of V. Summed from the end, by the second line. Not in the paper: "
+        "the factors (1 − …), which end the sum with its episode. (Printed there: T−t+1.)"),
     "targets": ("Sec. 5, the value's target", PPO + "5", [
         r"V_t^\text{targ} = " + A_T + " + V(s_t)"],
         "V needs something to learn from in Eq. 9. The paper does not say what; this, the "
@@ -139,8 +139,8 @@ EQUATIONS = {
     "sec-5-1": ("Sec. 5.1, acting, \"single path\"", TRPO + "section.5", [
         r"q(a\,|\,s) = \pi_{" + OLD + r"}(a\,|\,s)"],
         "The old policy collects the samples from which the new one is made, along whole "
-        "trajectories. Mean plus std times normal noise is a sample of the Gaussian; the largest "
-        "of logits plus Gumbel noise is one of the softmax."),
+        "trajectories. Softmax: add Gumbel noise to the logits, take the largest. Gaussian: mean "
+        "plus std times normal noise."),
     "eq-14": ("Eq. 14, the surrogate", TRPO + "section.5", [
         r"\underset{\theta}{\text{maximise}}\quad \\ " + STATES + r",\,a \sim q} [\frac{"
         r"\pi_\theta(a\,|\,s)}{q(a\,|\,s)}\,Q_{" + OLD + r"}(s,a) ]"],
@@ -157,8 +157,8 @@ EQUATIONS = {
     "fisher": ("App. C.1, the Fisher-vector product", TRPO + "appendix.C", [
         r"A\,y = \nabla_\theta\,(\nabla_\theta\," + DKL + r" \cdot y)\,|_{\theta=" + OLD + "}"],
         "A, the Hessian of the mean KL at θ_old, says how much the policy changes with its "
-        "weights. It has W × W numbers and is never formed; A y is enough. This is the generic way "
-        "that the paper names beside its own: differentiate the KL twice."),
+        "weights. For W weights it has W × W numbers, so only A y is computed. The paper names "
+        "this way beside its own: differentiate the KL twice."),
     "cg": ("App. C, conjugate gradient", TRPO + "appendix.C", [r"s \approx A^{-1} g"],
         "The direction that gains most for a given KL, without inverting A: one product with A an "
         "iteration. Not in the paper: both early stops, and 0.1 added to A's diagonal (damping)."),
@@ -267,7 +267,7 @@ LESSON = [  # how PPO becomes TRPO: (name, what to see, PPO's lines, TRPO's line
      "A⁻¹g, the direction that gains most for a given change of the policy, not of its weights.",
      [("compute_gradients", "minibatch =", "loss.backward")],
      [("trust_region_step", "l_old =", " g ="), ("trust_region_step", "product =", "s, residual")]),
-    ("How far", "PPO sets no bound: a sample whose ratio has gone too far, beyond 1 ± ε, has "
+    ("How far", "PPO sets no bound: a sample past 1 + ε (if A > 0) or 1 − ε (if A < 0) has "
      "no gradient. TRPO measures the KL and shortens the step until the KL is at most δ.",
      [("ppo_loss", "clipped =", "torch.min(")],
      [("trust_region_step", "s_a_s =", "full_step ="), ("line_search", "theta_old =", "ret")]),
