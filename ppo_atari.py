@@ -641,14 +641,15 @@ class Run(AbstractContextManager):
             part.close()
         out = sys.stderr if failed else sys.stdout
         script = sys.argv[0] if Path(sys.argv[0]).name == SCRIPT else SCRIPT
+        python = sys.executable.removeprefix(f"{os.getcwd()}/")  # such as .venv/bin/python
         if not failed:
             print(f"step {self.step:,}: score {self.score:.5g}, the mean return of the last "
                   f"{min(len(self.episodes), 100)} episodes")  # fmt: skip
-            watch = ["python", script, "--evaluate", str(self.dir), "--render"]
+            watch = [python, script, "--evaluate", str(self.dir), "--render"]
             print(f"watch:  {shlex.join(watch)}")
         unfinished = self.step // self.args.batch_size < self.args.num_iterations
         if unfinished and (self.dir / "checkpoint.pt").exists():
-            resume = ["python", script, "--resume", str(self.dir)]
+            resume = [python, script, "--resume", str(self.dir)]
             print(f"go on:  {shlex.join(resume)}", file=out)
         for number, handler in self.handlers.items():  # from here on they end the process again
             signal.signal(number, handler)

@@ -306,8 +306,9 @@ def draw(runs, path, published=True):
         entries |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     names = [name for name in entries if name not in labels]
     names = [label for label in labels if label in entries] + names
+    across = 1 if max(map(len, names), default=0) > 45 else 2 if columns == 1 else 3
     figure.legend([entries[name] for name in names], names, loc="outside upper center",
-                  ncols=min(columns, 3) if columns > 1 else 2)  # fmt: skip
+                  ncols=across)  # fmt: skip
     figure.supxlabel("agent steps")
     figure.supylabel("return, mean of the last 100 episodes")
     figure.savefig(path, dpi=140)
@@ -360,6 +361,11 @@ def main(argv=None):
     parser.add_argument("--keep", metavar="NAME", help="copy the runs' data to plots/data/NAME")
     args = parser.parse_args(argv)
     runs = drop_repeated(name_groups(read_runs(args.paths)))
+    runs.sort(key=lambda run: run.label)
+    for run in runs:
+        last, wanted = run.episodes["step"].max(), run.about["settings"].get("total_steps", 0)
+        if not last >= 0.9 * wanted:
+            print(f"{run.path}: is not finished, or was stopped, at step {last:,.0f} of {wanted:,}")
     if args.keep:
         for run in runs:
             print(keep(run, DATA / args.keep))

@@ -44,6 +44,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 PLOTS = ROOT / "plots"
+PYTHON = sys.executable.removeprefix(f"{os.getcwd()}/")  # as one would type it
 sys.path.insert(0, str(ROOT))  # the scripts, imported where they are needed: torch takes seconds
 
 # --------------------------------------------------------------------------------- Experiments
@@ -189,7 +190,7 @@ class Job(NamedTuple):
 def jobs_of(experiment, args):
     """The runs of an experiment that have no data yet; all tasks with seed 1 come first."""
     jobs = []
-    for seed in range(1, (args.seeds or SEEDS.get(experiment, 3)) + 1):
+    for seed in range(1, 1 + (SEEDS.get(experiment, 3) if args.seeds is None else args.seeds)):
         for variant in EXPERIMENTS[experiment]:
             for task in variant.tasks if variant.script else ():
                 name = f"{variant.place}/{task}/seed{seed}"
@@ -442,6 +443,7 @@ def write_tables(found, files=(ROOT / "README.md", PLOTS / "README.md", PLOTS / 
             text = re.sub(marked, lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S)
         if text != old:
             file.write_text(text)
+            print(f"new tables in {file}")
 
 
 def report(experiment):
@@ -533,7 +535,9 @@ def figure2(seeds=1):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     add, cores = parser.add_argument, len(os.sched_getaffinity(0))
     add(
@@ -561,7 +565,7 @@ def main(argv=None):
             if not args.draw_only:
                 failed += run_all(jobs_of(experiment, args), args.jobs)
         except KeyboardInterrupt:
-            print(f"go on:  {shlex.join(['python', *(sys.argv if argv is None else argv)])}")
+            print(f"go on:  {shlex.join([PYTHON, *(sys.argv if argv is None else argv)])}")
             sys.exit(130)
         report(experiment)
     if failed:

@@ -696,7 +696,7 @@ def main(argv=None):
         except ValueError as e:
             sys.exit(f"{path.name} names what is not there: {e}")
         if argv and new != old:
-            sys.exit(f"{path.name} is out of date; run: python plots/side_by_side.py")
+            sys.exit(f"{path.name} is out of date; run: .venv/bin/python plots/side_by_side.py")
         if new != old:
             path.write_text(new)
 

@@ -28,7 +28,7 @@ def test_a_policy_is_of_the_command_and_has_learned(name, script, flags, score):
     sampled = name == "breakout"
     how = ["--episodes", "1", "--seed", "3"] if sampled else ["--deterministic"]
     checkpoint = torch.load(path, weights_only=True)
-    assert path.stat().st_size < LARGEST.get(name, 1e5) and f"{checkpoint['best']:.1f}" == score
+    assert path.stat().st_size < LARGEST.get(name, 1e5) and f"{checkpoint['best']:.0f}" == score
     settings, made = vars(module.parse_args(flags.split())[0]), checkpoint["settings"]
     names = {name for name in made.keys() & settings.keys() if made[name] is not None} - MACHINE
     assert len(names) > 20 and {k: made[k] for k in names} == {k: settings[k] for k in names}
