@@ -330,11 +330,14 @@ def draw_group(axes, runs, color, label):
 
 
 def fit_height(axes):
-    """Leave the untrained policy's first returns out of the panel's height."""
-    values = [y for line in axes.get_lines() for y in line.get_ydata()[15:] if not np.isnan(y)]
-    if values:
-        margin = 0.05 * (max(values) - min(values)) or 1
-        axes.set_ylim(min(values) - margin, max(values) + margin)
+    """Leave the untrained policy's returns, the first twentieth, out of the panel's height."""
+    points = [line.get_xydata() for line in axes.get_lines()]
+    points += [path.vertices for band in axes.collections for path in band.get_paths()]
+    x, y = np.concatenate([*points, np.empty((0, 2))]).T
+    y = y[(x > 0.05 * x.max(initial=0)) & ~np.isnan(y)]
+    if len(y):
+        margin = 0.05 * np.ptp(y) or 1
+        axes.set_ylim(y.min() - margin, y.max() + margin)
 
 
 def draw_published(axes, env_id, runs, labels):
