@@ -287,7 +287,7 @@ def draw(runs, path, published=True):
     labels = list(dict.fromkeys(run.label for run in runs))
     columns = min(len(tasks), 4 if len(tasks) > 4 else 2)
     rows = -(-len(tasks) // columns) if tasks else 1
-    size = {1: (8, 4.8), 2: (9, 0.8 + 3.2 * rows)}.get(columns, (12, 0.8 + 2.6 * rows))
+    size = {1: (8, 4.4), 2: (9, 0.4 + 3.2 * rows)}.get(columns, (12, 0.4 + 2.6 * rows))
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(rows, columns or 1, squeeze=False).flatten()
     for axes, env_id in zip(panels, tasks, strict=False):
@@ -307,6 +307,7 @@ def draw(runs, path, published=True):
     names = [name for name in entries if name not in labels]
     names = [label for label in labels if label in entries] + names
     across = 1 if max(map(len, names), default=0) > 45 else 2 if columns == 1 else 3
+    figure.set_figheight(figure.get_figheight() + 0.2 * (len(names) // across))
     figure.legend([entries[name] for name in names], names, loc="outside upper center",
                   ncols=across)  # fmt: skip
     figure.supxlabel("agent steps")
