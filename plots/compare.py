@@ -138,7 +138,7 @@ def read_runs(paths):
 
 def name_groups(runs):
     """Label each run with its script, if there are several, and the settings in which it differs
-    from other runs of the same script and task."""
+    (or its script's version) from other runs of the same script and task."""
     settings = [
         {"version": run.about.get("sha256", "")[:6]} | run.about["settings"] for run in runs
     ]
@@ -369,7 +369,7 @@ def main(argv=None):
     for run in runs:
         last, wanted = run.episodes["step"].max(), run.about["settings"].get("total_steps", 0)
         if not last >= 0.9 * wanted:
-            print(f"{run.path}: is not finished, or was stopped, at step {last:,.0f} of {wanted:,}")
+            print(f"{run.path}: its data end at step {last:,.0f} of {wanted:,}")
     if args.keep:
         for run in runs:
             print(keep(run, DATA / args.keep))

@@ -401,13 +401,17 @@ def top_table():
         runs = compare.read_runs([compare.DATA / place / env_id])
         published = compare.published_scores(env_id, runs[0].algorithm)
         paper = [score for source, score in published.items() if "paper" in source]
-        baselines = [score for source, score in published.items() if "Baselines" in source]
+        baselines = [
+            score
+            for source, score in published.items()
+            if source.split(",")[0].endswith("Baselines")
+        ]
         rows.append({
             "task": task, "command": f"`{command}`",
             "steps": f"{runs[0].about['settings']['total_steps'] / 1e6:g}M", "seeds": len(runs),
             "score": spread([run.score for run in runs]),
             "PPO paper": number(paper[0]) if paper else "–",
-            "Baselines": number(baselines[0]) if baselines and "Zoo" not in str(published) else "–",
+            "Baselines": number(baselines[0]) if baselines else "–",
         })  # fmt: skip
     return pd.DataFrame(rows)
 

@@ -69,6 +69,23 @@ def test_a_picture_of_runs_of_unequal_length(tmp_path, capsys):
     assert "| ppo_x | ALE/Breakout-v5 | 1 |" in capsys.readouterr().out
 
 
+def test_a_run_that_stopped_early_is_named(tmp_path, capsys):
+    long, short = (make_run(tmp_path / str(n), n, episodes=n, total_steps=3000) for n in (300, 20))
+    compare.main([str(long), str(short), "--out", str(tmp_path / "picture.png")])
+    out = capsys.readouterr().out
+    assert f"{short}: its data end at step 200 of 3,000" in out and f"{long}:" not in out
+
+
+def test_the_first_twentieth_does_not_set_the_height(tmp_path):
+    steps = np.arange(10, 100_001, 10)
+    returns = np.where(steps < 200, -1e6, 1.0)  # 19 episodes, gone from the mean after 119
+    episodes = pd.DataFrame({"step": steps, "return": returns, "length": 1})
+    about = {"script": "ppo.py", "settings": {"env_id": "A", "seed": 1}}
+    run = compare.Run(Path(), about, episodes, "x")
+    [axes] = compare.draw([run], tmp_path / "picture.png", published=False).axes
+    assert -1 < axes.get_ylim()[0] < 1 < axes.get_ylim()[1] < 3
+
+
 def test_the_mean_curve_ends_where_the_shortest_run_does(tmp_path):
     folders = [make_run(tmp_path / str(k), k, level=k, episodes=100 * (k + 1)) for k in range(5)]
     runs = [run._replace(label="x") for run in compare.read_runs(folders)]
