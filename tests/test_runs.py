@@ -234,6 +234,8 @@ def test_ctrl_c_reaches_a_real_process(tmp_path):
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and f"--resume {tmp_path / 'run'}" in out
+    python, name = re.search(r"go on:  (\S+) (\S+)", out).groups()  # as typed where it began
+    assert ROOT / python == Path(sys.executable) and (ROOT / name).exists()
     assert load(tmp_path / "run" / "checkpoint.pt")["step"] >= 64
 
 
