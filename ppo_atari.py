@@ -1,4 +1,4 @@
-r"""PPO on Atari games, from pixels (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
+"""PPO on Atari games, from pixels (Schulman et al. 2017, https://arxiv.org/abs/1707.06347).
 
 Algorithm 1  PPO, Actor-Critic Style                                         here
 1  for iteration = 1, 2, ... do                                              train
@@ -12,7 +12,7 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 
 The defaults are the paper's Table 5, with a larger network (--network paper is that of Sec. 6.4).
 Anything that is not in the paper says so, and most of it has a flag that turns it off. "Baselines"
-is OpenAI's last ppo2; "ppo1" is the authors' first code.
+is OpenAI's ppo2; "ppo1" is the authors' first code.
 
   python ppo_atari.py [--cuda]                      train on Breakout, on the CPU or the GPU
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game
@@ -40,7 +40,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Literal
 
-# torchrun starts several processes: this one's number, in all and on this machine, and how many
+# torchrun starts several processes. This one's number, its number on this machine, and how many:
 RANK, LOCAL_RANK = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 
@@ -49,7 +49,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # idle threads leave the cores 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: updates are a fifth faster
 os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # compiled code ignores timings
 if RANK > 0:
-    os.environ["TQDM_DISABLE"] = "1"  # process 0 alone shows its progress
+    os.environ["TQDM_DISABLE"] = "1"  # only process 0 shows its progress
 
 import ale_py
 import gymnasium as gym
@@ -76,7 +76,7 @@ Fraction = Annotated[float, 0, 1]
 class Args:
     env_id: str = "BreakoutNoFrameskip-v4"  # Gymnasium's id of an Atari game
     seed: Seed = 1  # seed of the network, the actions, the minibatches and the games
-    total_steps: Count = 10_000_000  # agent steps, each of 4 frames; whole rollouts of T × N
+    total_steps: Count = 10_000_000  # agent steps of 4 frames, rounded down to whole rollouts
 
     # Table 5 of the paper, in its order
     num_steps: Count = 128  # T, horizon: steps of each actor in a rollout
@@ -99,12 +99,12 @@ class Args:
     orthogonal: bool = True  # orthogonal initial weights; the policy's last layer 100 times smaller
     max_grad_norm: NonNegative = 0.5  # clip the gradient's norm at this; 0: do not clip
     adam_eps: Positive = 1e-5  # Adam's ε (PyTorch's default: 1e-8)
-    # the value loss counts the larger error: of V, or of V kept within ±ε of its old value
+    # value loss: the larger of two errors, that of V and that of V clipped to its old value ± ε
     clip_value_loss: bool = False
 
     # The run
     cuda: bool = False  # train on the GPU
-    bf16: bool = False  # bfloat16, but for the two heads: faster on some CPUs, slower on others
+    bf16: bool = False  # bfloat16, except in the two heads: faster on some CPUs, slower on others
     compile: bool | None = None  # use torch.compile; if not given: on the CPU from 500_000 steps on
     threads: Count = torch.get_num_threads()  # threads of the emulators and of torch
     run_dir: str = ""  # a new directory for the records; if not given: one in runs/
@@ -117,10 +117,9 @@ class Args:
     video: bool = False  # with --evaluate: record to RUN_DIR/videos
 
     def __post_init__(self):
-        check_ranges(self)
         self.batch_size = self.num_steps * self.num_envs  # T × N
-        self.num_iterations = self.total_steps // self.batch_size
         check(self)
+        self.num_iterations = self.total_steps // self.batch_size
 
 
 # ----------------------------------------------------------------------------------- Algorithm
@@ -240,8 +239,9 @@ def rollout(games, net, policy, batch):
     policy: `act`, compiled or not; after a lost life `Games` presses FIRE instead. Returns
     (t, score, length) of each game that ended at step t = 0, ..., T - 1.
     """
-    num_steps, device, episodes, last_values = len(batch.rewards), batch.frames.device, [], {}
+    num_steps, device, episodes = len(batch.rewards), batch.frames.device, []
     values = torch.zeros(num_steps + 1, len(games.frames), device=device)  # V(s_0), ..., V(s_T)
+    last_values = torch.zeros_like(batch.rewards)  # V of the last state before a time limit
     for t in range(num_steps):
         batch.frames[t].copy_(games.frames, non_blocking=True)
         batch.actions[t], batch.log_probs[t], values[t] = policy(net, batch.frames[t])
@@ -256,9 +256,8 @@ def rollout(games, net, policy, batch):
         episodes += [(t, *episode) for episode in finished]
     values[num_steps] = policy(net, games.frames.to(device))[2]
     values = values.cpu()
-    batch.values, batch.next_values = values[:-1], values[1:].clone()
-    for t, last in last_values.items():
-        batch.next_values[t] = torch.where(batch.truncated[t] > 0, last, batch.next_values[t])
+    batch.values = values[:-1]
+    batch.next_values = torch.where(batch.truncated > 0, last_values, values[1:])
     return episodes
 
 
@@ -270,7 +269,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     next_values[t] is V of the state after step t, before any reset. It is not used if step t was
     terminal. If a time limit cut the episode off (truncated), it stands for the rewards that would
-    have followed. The sum of Eq. 11 ends at either. (Its last exponent, printed T−t+1, is T−t−1.)
+    have followed. The sum of Eq. 11 ends at either. (Its last exponent is T−t−1, not T−t+1.)
     """
     # the factors (1 - ...): not in the PPO paper, whose sums do not reach an episode's end
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
@@ -299,7 +298,7 @@ def standardise(advantages):
 
 
 def ppo_loss(net, frames, actions, log_probs, values, advantages, targets, clip_eps, args):
-    """The loss on a minibatch, minus the objective of Eq. 9, and the minibatch's statistics.
+    """The loss on a minibatch, Eq. 9 with a minus sign, and the minibatch's statistics.
 
     The tensors have M rows; log_probs, log π(a|s), and values, V(s), are those of θ_old.
     """
@@ -357,7 +356,7 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples["advantages"] = standardise(samples["advantages"])
     optimizer.param_groups[0]["lr"] = learning_rate
-    clip_eps = torch.tensor(clip_eps, device=device)  # a tensor: new floats would recompile
+    clip_eps = torch.tensor(clip_eps, device=device)  # a tensor: a new float would recompile
     all_stats = []
     for _ in range(args.num_epochs):
         order = torch.randperm(len(samples["targets"]), device=device)
@@ -453,20 +452,19 @@ def channels_last(obs):
 
 def game_settings(env_id):
     """The settings of Gymnasium's task, as AtariVectorEnv's keyword arguments."""
+    flag = f"--env-id {env_id}"
     try:
         env = gym.make(env_id)
     except (gym.error.Error, ImportError) as e:
-        sys.exit(f"--env-id {env_id}: {e}")
+        sys.exit(f"{flag}: {e}")
     if not isinstance(env.unwrapped, ale_py.AtariEnv):
-        sys.exit(f"--env-id {env_id}: need an Atari game, like PongNoFrameskip-v4 or ALE/Pong-v5 "
-                 "(others: ppo_continuous.py)")  # fmt: skip
+        sys.exit(f"{flag}: need an Atari game, as PongNoFrameskip-v4 (others: ppo_continuous.py)")
     names = ("game", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode")
     settings = {"repeat_action_probability": 0.25} | env.spec.kwargs  # Gymnasium's default
-    if settings.get("frameskip", 4) not in (1, 4):
-        sys.exit(f"--env-id {env_id}: skips {settings['frameskip']} frames; here an action is "
-                 "repeated for 4: need a -NoFrameskip-v4 or ALE/...-v5")  # fmt: skip
+    if (skip := settings.get("frameskip", 4)) not in (1, 4):
+        sys.exit(f"{flag}: skips {skip} frames; need 4, as in -NoFrameskip-v4 or ALE/...-v5")
     if other := [name for name in ("mode", "difficulty", "continuous") if settings.get(name)]:
-        sys.exit(f"--env-id {env_id}: {' and '.join(other)} cannot be set here")
+        sys.exit(f"{flag}: {' and '.join(other)} cannot be set here")
     return {name: settings[name] for name in names if settings.get(name) is not None}
 
 
@@ -530,7 +528,7 @@ class Run(AbstractContextManager):
         self.last_log = self.last_save = time.time()
         self.started = self.last_log - start["seconds"]
 
-        name = f"{Path(SCRIPT).stem}-{args.env_id}-seed{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+        name = time.strftime(f"{Path(SCRIPT).stem}-{args.env_id}-seed{args.seed}-%Y%m%d-%H%M%S")
         args.run_dir = args.run_dir or "runs/" + name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.run_dir)
         if self.dir.exists() and not checkpoint:
@@ -546,22 +544,20 @@ class Run(AbstractContextManager):
             "settings": asdict(args),
         }
         (self.dir / "config.json").write_text(json.dumps(config, indent=2))
-        self.csv = open(self.dir / "episodes.csv", "w")  # noqa: SIM115
-        self.write_rows([("step", "return", "length", "seconds"), *self.episodes])
+        self.write_rows([("step", "return", "length", "seconds"), *self.episodes], mode="w")
         self.tensorboard = SummaryWriter(self.dir, purge_step=self.step + 1)
         print(f"{args.env_id}: {args.num_iterations} iterations of {args.num_envs} actors × "
               f"{args.num_steps} steps on {device}; records in {self.dir}", flush=True)  # fmt: skip
-        style = {"ncols": 80, "bar_format": "{l_bar}{bar}{r_bar}"}
+        style = {"ncols": 80}
         if not sys.stderr.isatty():  # in a file: a line every 30 seconds
             style = {"mininterval": 30, "bar_format": "{desc}: {percentage:.0f}% {r_bar}\n"}
         self.bar = tqdm(total=args.num_iterations * args.batch_size, initial=self.step,
                         unit="step", unit_scale=True, **style)  # fmt: skip
-        self.handlers = {
-            s: signal.signal(s, self.on_signal) for s in (signal.SIGINT, signal.SIGTERM)
-        }
+        signals = signal.SIGINT, signal.SIGTERM
+        self.handlers = {number: signal.signal(number, self.on_signal) for number in signals}
 
     def on_signal(self, number, frame):
-        """Have the run stop after this iteration; a second Ctrl-C ends it at once."""
+        """Ask the run to stop after this iteration; a second Ctrl-C ends it at once."""
         self.stop = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once\n")
@@ -595,12 +591,11 @@ class Run(AbstractContextManager):
         self.last_log = now
         if now - self.last_save > 60:
             self.save()
-        goal = inf if args.goal_score is None else args.goal_score
-        return enough and self.score >= goal
+        return enough and args.goal_score is not None and self.score >= args.goal_score
 
-    def write_rows(self, rows):
-        self.csv.writelines(",".join(map(str, row)) + "\n" for row in rows)
-        self.csv.flush()
+    def write_rows(self, rows, mode="a"):
+        with open(self.dir / "episodes.csv", mode) as file:
+            file.writelines(",".join(map(str, row)) + "\n" for row in rows)
 
     def save(self):
         """Write checkpoint.pt and learning_curve.png."""
@@ -637,21 +632,18 @@ class Run(AbstractContextManager):
         """Save the run unless it failed, and print the commands to watch it and to go on."""
         if not failed:
             self.save()
-        for part in (self.bar, self.csv, self.tensorboard):
-            part.close()
-        out = sys.stderr if failed else sys.stdout
-        script = sys.argv[0] if Path(sys.argv[0]).name == SCRIPT else SCRIPT
+        self.bar.close()
+        self.tensorboard.close()
         python = sys.executable.removeprefix(f"{os.getcwd()}/")  # such as .venv/bin/python
+        command = shlex.join([python, os.path.relpath(__file__)])
+        run_dir, out = shlex.quote(str(self.dir)), sys.stderr if failed else sys.stdout
         if not failed:
             print(f"step {self.step:,}: score {self.score:.5g}, the mean return of the last "
                   f"{min(len(self.episodes), 100)} episodes")  # fmt: skip
-            watch = [python, script, "--evaluate", str(self.dir), "--render"]
-            print(f"watch:  {shlex.join(watch)}")
-        unfinished = self.step // self.args.batch_size < self.args.num_iterations
-        if unfinished and (self.dir / "checkpoint.pt").exists():
-            resume = [python, script, "--resume", str(self.dir)]
-            print(f"go on:  {shlex.join(resume)}", file=out)
-        for number, handler in self.handlers.items():  # from here on they end the process again
+            print(f"watch:  {command} --evaluate {run_dir} --render")
+        if self.step < self.bar.total and (self.dir / "checkpoint.pt").exists():
+            print(f"go on:  {command} --resume {run_dir}", file=out, flush=True)
+        for number, handler in self.handlers.items():  # from now on, signals end the process again
             signal.signal(number, handler)
         if self.stop and not failed:
             sys.exit(128 + self.stop)
@@ -671,7 +663,7 @@ def load_checkpoint(path, best):
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         script = checkpoint["script"]
-    except Exception as e:  # whatever torch meets in a file that is cut short or foreign
+    except Exception as e:  # torch raises many kinds for a damaged or foreign file
         sys.exit(f"{path}: cannot be read as a checkpoint of {SCRIPT} ({type(e).__name__})")
     if script != SCRIPT:
         sys.exit(f"{path}: is a checkpoint of {script}, not of {SCRIPT}")
@@ -684,7 +676,7 @@ def load_checkpoint(path, best):
 
 @torch.no_grad()
 def evaluate(args, checkpoint):
-    """Play whole games with a saved policy. Returns their scores."""
+    """Play whole games with a saved policy. Returns the score of each."""
     device = torch.device("cuda" if args.cuda else "cpu")
     torch.manual_seed(args.seed)
     if args.render:
@@ -735,28 +727,24 @@ MAY_CHANGE = {  # settings that may differ from the checkpoint's
 }
 
 
-@dataclass
-class First:
+def first_flags(env_id: str = Args.env_id, resume: str = "", evaluate: str = ""):
     """The flags on which the defaults of the others depend."""
-
-    env_id: str = Args.env_id
-    resume: str = ""
-    evaluate: str = ""
+    return env_id, resume, evaluate
 
 
 def parse_args(argv=None):
     """The settings, and the checkpoint that --resume or --evaluate names, or None."""
     style = {"args": argv, "description": __doc__, "config": (tyro.conf.DisallowNone,)}
-    first, _ = tyro.cli(First, **style, return_unknown_args=True, add_help=False)
-    if first.resume and first.evaluate:
-        sys.exit("--resume, --evaluate: need one of them, not both")
-    job = "resume" if first.resume else "evaluate"
-    path = getattr(first, job)
-    if not path:
+    first, _ = tyro.cli(first_flags, **style, return_unknown_args=True, add_help=False)
+    env_id, resume, evaluate = first
+    if resume and evaluate:
+        sys.exit("--resume, --evaluate: use one of them, not both")
+    if not (resume or evaluate):
         return tyro.cli(Args, **style, default=Args()), None
-    checkpoint = load_checkpoint(Path(path), best=job == "evaluate")
-    if job == "resume" and "episodes" not in checkpoint:
-        sys.exit(f"--resume {path}: holds a policy alone; name the directory of the run")
+    job = "resume" if resume else "evaluate"
+    checkpoint = load_checkpoint(Path(resume or evaluate), best=job == "evaluate")
+    if resume and "episodes" not in checkpoint:
+        sys.exit(f"--resume {resume}: holds only a policy; name the directory of the run")
     names = {field.name for field in fields(Args)}  # an older version may have had others
     saved = Args(**{name: value for name, value in checkpoint["settings"].items()
                     if name in names and value is not None})  # fmt: skip
@@ -764,26 +752,21 @@ def parse_args(argv=None):
     args = tyro.cli(Args, **style, default=saved)
     for name in sorted(names - MAY_CHANGE[job] - {job}):
         if getattr(args, name) != getattr(saved, name):
-            flag = name.replace("_", "-")
-            sys.exit(f"--{flag}: leave it out; --{job} takes it from the checkpoint")
+            sys.exit(f"--{name.replace('_', '-')}: leave it out; --{job} takes it from the run")
     return args, checkpoint
 
 
-def check_ranges(args):
-    """Raise ValueError if a setting is out of the range of its type."""
+def check(args):
+    """Raise ValueError if a setting is out of its range, or if settings do not go together."""
     for field in fields(args):
         low, high = getattr(field.type, "__metadata__", (-inf, inf))
         value, flag = getattr(args, field.name), field.name.replace("_", "-")
         if isinstance(value, int | float) and not (low <= value <= high and isfinite(value)):
             limits = f"of at least {low}" if high == inf else f"from {low} to {high}"
             raise ValueError(f"--{flag} {value}: need a number {limits}")
-
-
-def check(args):
-    """Raise ValueError if settings do not go together."""
     if args.batch_size % args.minibatch_size:
         raise ValueError(f"--minibatch-size: need a divisor of T × N = {args.batch_size}")
-    if args.num_iterations == 0:
+    if args.total_steps < args.batch_size:
         raise ValueError(f"--total-steps: need at least T × N = {args.batch_size}")
     if (args.render or args.video or args.deterministic) and not args.evaluate:
         raise ValueError("--render, --video, --deterministic: add --evaluate RUN_DIR")
@@ -796,15 +779,14 @@ def choose_compile(args):
     headers = Path(sysconfig.get_path("include"), "Python.h")
     possible = headers.exists() and shutil.which(os.environ.get("CXX", "g++"))
     if args.compile and not possible:
-        sys.exit("--compile: needs a C++ compiler (g++, or what CXX names) and Python's headers")
+        sys.exit("--compile: needs a C++ compiler (g++ or $CXX) and Python.h; or use --no-compile")
     if args.compile is None:
         return bool(possible) and args.total_steps >= 500_000 and not args.cuda
     return args.compile
 
 
-# torchrun's processes share out N and M and average their gradients. Each standardises the
-# advantages of its own part, as in Baselines. Only the records of process 0 are kept.
-SCRATCH = tempfile.TemporaryDirectory() if RANK > 0 else None
+# torchrun's processes divide N and M among themselves and average their gradients. Each
+# standardises the advantages of its own part, as in Baselines.
 
 
 def average(tensors):
@@ -828,14 +810,12 @@ def main(argv=None):
     args, checkpoint = parse_args(argv)
     if args.num_envs % WORLD_SIZE or args.minibatch_size % WORLD_SIZE:
         sys.exit(f"--num-envs, --minibatch-size: need multiples of the {WORLD_SIZE} processes")
-    if args.minibatch_size < 2 * WORLD_SIZE:
-        sys.exit(f"--minibatch-size: need 2 samples or more for each of {WORLD_SIZE} processes")
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
     torch.set_num_threads(args.threads)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if args.cuda and gpus <= LOCAL_RANK:
         sys.exit(f"--cuda: torch {torch.__version__} finds {gpus} usable GPUs, and this process "
-                 f"needs number {LOCAL_RANK}; without --cuda it runs on the CPU")  # fmt: skip
+                 f"needs number {LOCAL_RANK}; --no-cuda runs on the CPU")  # fmt: skip
     if gpus and not args.cuda and not args.evaluate and RANK == 0:
         print("a GPU is here: --cuda uses it")
     if args.cuda:
@@ -848,8 +828,9 @@ def main(argv=None):
         args.compile = choose_compile(args)
         if WORLD_SIZE > 1:
             dist.init_process_group("nccl" if args.cuda else "gloo")
-        if RANK > 0:
-            args.run_dir, sys.stdout = f"{SCRATCH.name}/run", open(os.devnull, "w")  # noqa: SIM115
+        if RANK > 0:  # only the records of process 0 are kept
+            scratch = tempfile.TemporaryDirectory()
+            args.run_dir, sys.stdout = f"{scratch.name}/run", open(os.devnull, "w")  # noqa: SIM115
         train(args, checkpoint)
     except FloatingPointError as e:
         sys.exit(f"{SCRIPT}: stopped, {e}")

@@ -1,4 +1,4 @@
-r"""TRPO on state vectors (Schulman et al. 2015, https://arxiv.org/abs/1502.05477).
+"""TRPO on state vectors (Schulman et al. 2015, https://arxiv.org/abs/1502.05477).
 
 The practical algorithm of Sec. 6, "single path", in our words               here
 1  for iteration = 1, 2, ... do                                              train
@@ -100,10 +100,9 @@ class Args:
     video: bool = False  # with --evaluate: record to RUN_DIR/videos
 
     def __post_init__(self):
-        check_ranges(self)
         self.batch_size = self.num_steps * self.num_envs  # T × N
-        self.num_iterations = self.total_steps // self.batch_size
         check(self)
+        self.num_iterations = self.total_steps // self.batch_size
 
 
 # fmt: off
@@ -171,7 +170,7 @@ class ActorCritic(nn.Module):
 
     def normalise(self, raw_obs):
         """Raw observations as the networks take them, float32."""
-        if self.norm_obs:  # not in the paper: ppo2's; the moments are a rollout old (--no-norm-obs)
+        if self.norm_obs:  # not in the paper: ppo2's; moments of earlier rollouts (--no-norm-obs)
             raw_obs = ((raw_obs - self.obs_moments.mean) / self.obs_moments.std).clamp(-10, 10)
         return raw_obs.float()
 
@@ -250,7 +249,8 @@ def make_batch(num_steps, envs):
         rewards=torch.zeros(shape),
         terminated=torch.zeros(shape),  # 1 where the episode ended
         truncated=torch.zeros(shape),  # 1 where a time limit cut it off
-        discounted_return=np.zeros(num_envs),  # (N,) array, of unfinished episodes; `scale_rewards`
+        # (N,) array, of the unfinished episodes, for `scale_rewards`
+        discounted_return=np.zeros(num_envs),
         # set after the last step:
         obs=None,  # (T, N, observation size), normalised
         pi_old=None,  # (T, N, ...), the parameters of π_θold(·|s_t)
@@ -299,7 +299,7 @@ def make_policy(net, num_steps, num_envs):
     observation.
     """
     linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
-    *hidden, head = [(m.weight.T.numpy(), m.bias.numpy()) for m in linear]
+    *hidden, (head_weight, head_bias) = [(m.weight.T.numpy(), m.bias.numpy()) for m in linear]
     mean, std = net.obs_moments.mean.numpy(), net.obs_moments.std.numpy()
     noise = torch.empty(num_steps, num_envs, net.num_outputs)
     if net.discrete:
@@ -312,7 +312,7 @@ def make_policy(net, num_steps, num_envs):
         x = x.astype(np.float32)
         for weight, bias in hidden:
             x = np.tanh(x @ weight + bias)
-        out = x @ head[0] + head[1] + noise[t]
+        out = x @ head_weight + head_bias + noise[t]
         return out.argmax(-1) if net.discrete else out
 
     return policy
@@ -326,7 +326,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
     next_values[t] is V of the state after step t, before any reset. It is not used if step t was
     terminal. If a time limit cut the episode off (truncated), it stands for the rewards that would
-    have followed. The sum of Eq. 11 ends at either. (Its last exponent, printed T−t+1, is T−t−1.)
+    have followed. The sum of Eq. 11 ends at either. (Its last exponent is T−t−1, not T−t+1.)
     """
     # the factors (1 - ...): not in the PPO paper, whose sums do not reach an episode's end
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
@@ -498,9 +498,8 @@ def update(net, optimizer, batch, args):
 
     Returns the scalars to log. Raises FloatingPointError if one is not finite.
     """
-    names = ("obs", "actions", "pi_old", "log_probs", "advantages", "targets")
-    samples = {name: getattr(batch, name).flatten(0, 1) for name in names}  # (T·N, ...)
-    samples = SimpleNamespace(**samples)
+    names = ("obs", "actions", "pi_old", "log_probs", "advantages", "targets")  # (T·N, ...) each
+    samples = SimpleNamespace(**{name: getattr(batch, name).flatten(0, 1) for name in names})
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples.advantages = standardise(samples.advantages)
     stats = trust_region_step(net, samples, args)
@@ -528,18 +527,17 @@ def make_envs(args):
 
 def make_env(args, **rendering):
     """One environment that takes the policy's actions and records its episodes."""
+    flag = f"--env-id {args.env_id}"
     try:
         env = gym.make(args.env_id, **rendering)
     except (gym.error.Error, ImportError) as e:
-        sys.exit(f"--env-id {args.env_id}: {e} (Atari games: ppo_atari.py)")
+        sys.exit(f"{flag}: {e} (Atari games: ppo_atari.py)")
     obs, actions = env.observation_space, env.action_space
     if not (isinstance(obs, Box) and len(obs.shape) == 1):
-        sys.exit(f"--env-id {args.env_id}: observes {obs}; need a Box of one dimension "
-                 "(Atari games: ppo_atari.py)")  # fmt: skip
+        sys.exit(f"{flag}: observes {obs}; need a Box of one dimension (Atari: ppo_atari.py)")
     floats = isinstance(actions, Box) and np.issubdtype(actions.dtype, np.floating)
     if not (isinstance(actions, Discrete) or floats and len(actions.shape) == 1):
-        sys.exit(f"--env-id {args.env_id}: acts by {actions}; need Discrete, or a Box of floats "
-                 "of one dimension")  # fmt: skip
+        sys.exit(f"{flag}: acts by {actions}; need Discrete, or a Box of floats of one dimension")
     return RecordEpisodeStatistics(PolicyActions(env, args.clip_actions))
 
 
@@ -563,14 +561,13 @@ class PolicyActions(gym.Wrapper):
             action = action.astype(self.space.dtype)
         obs, reward, terminated, truncated, _ = self.env.step(action)
         if np.ndim(reward):
-            raise ValueError(f"the task's reward must be one number; it is {reward}")
+            raise ValueError(f"a reward must be one number; it is {reward}")
         return self.checked(obs), reward, terminated, truncated, {}  # other infos cost time
 
     def checked(self, obs):
         obs = np.array(obs)  # a copy: some tasks change theirs in place
         if obs.shape != self.observation_space.shape:
-            raise ValueError(f"the task's observation must be of the shape "
-                             f"{self.observation_space.shape}; it is {obs}")  # fmt: skip
+            raise ValueError(f"an observation must be a {self.observation_space}; it is {obs}")
         return obs
 
 
@@ -613,7 +610,7 @@ class Run(AbstractContextManager):
         self.last_log = self.last_save = time.time()
         self.started = self.last_log - start["seconds"]
 
-        name = f"{Path(SCRIPT).stem}-{args.env_id}-seed{args.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+        name = time.strftime(f"{Path(SCRIPT).stem}-{args.env_id}-seed{args.seed}-%Y%m%d-%H%M%S")
         args.run_dir = args.run_dir or "runs/" + name.replace("/", "-").replace(":", "-")
         self.dir = Path(args.run_dir)
         if self.dir.exists() and not checkpoint:
@@ -629,22 +626,20 @@ class Run(AbstractContextManager):
             "settings": asdict(args),
         }
         (self.dir / "config.json").write_text(json.dumps(config, indent=2))
-        self.csv = open(self.dir / "episodes.csv", "w")  # noqa: SIM115
-        self.write_rows([("step", "return", "length", "seconds"), *self.episodes])
+        self.write_rows([("step", "return", "length", "seconds"), *self.episodes], mode="w")
         self.tensorboard = SummaryWriter(self.dir, purge_step=self.step + 1)
         print(f"{args.env_id}: {args.num_iterations} iterations of {args.num_envs} actors × "
               f"{args.num_steps} steps on {device}; records in {self.dir}", flush=True)  # fmt: skip
-        style = {"ncols": 80, "bar_format": "{l_bar}{bar}{r_bar}"}
+        style = {"ncols": 80}
         if not sys.stderr.isatty():  # in a file: a line every 30 seconds
             style = {"mininterval": 30, "bar_format": "{desc}: {percentage:.0f}% {r_bar}\n"}
         self.bar = tqdm(total=args.num_iterations * args.batch_size, initial=self.step,
                         unit="step", unit_scale=True, **style)  # fmt: skip
-        self.handlers = {
-            s: signal.signal(s, self.on_signal) for s in (signal.SIGINT, signal.SIGTERM)
-        }
+        signals = signal.SIGINT, signal.SIGTERM
+        self.handlers = {number: signal.signal(number, self.on_signal) for number in signals}
 
     def on_signal(self, number, frame):
-        """Have the run stop after this iteration; a second Ctrl-C ends it at once."""
+        """Ask the run to stop after this iteration; a second Ctrl-C ends it at once."""
         self.stop = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once\n")
@@ -678,12 +673,11 @@ class Run(AbstractContextManager):
         self.last_log = now
         if now - self.last_save > 60:
             self.save()
-        goal = inf if args.goal_score is None else args.goal_score
-        return enough and self.score >= goal
+        return enough and args.goal_score is not None and self.score >= args.goal_score
 
-    def write_rows(self, rows):
-        self.csv.writelines(",".join(map(str, row)) + "\n" for row in rows)
-        self.csv.flush()
+    def write_rows(self, rows, mode="a"):
+        with open(self.dir / "episodes.csv", mode) as file:
+            file.writelines(",".join(map(str, row)) + "\n" for row in rows)
 
     def save(self):
         """Write checkpoint.pt and learning_curve.png."""
@@ -720,21 +714,18 @@ class Run(AbstractContextManager):
         """Save the run unless it failed, and print the commands to watch it and to go on."""
         if not failed:
             self.save()
-        for part in (self.bar, self.csv, self.tensorboard):
-            part.close()
-        out = sys.stderr if failed else sys.stdout
-        script = sys.argv[0] if Path(sys.argv[0]).name == SCRIPT else SCRIPT
+        self.bar.close()
+        self.tensorboard.close()
         python = sys.executable.removeprefix(f"{os.getcwd()}/")  # such as .venv/bin/python
+        command = shlex.join([python, os.path.relpath(__file__)])
+        run_dir, out = shlex.quote(str(self.dir)), sys.stderr if failed else sys.stdout
         if not failed:
             print(f"step {self.step:,}: score {self.score:.5g}, the mean return of the last "
                   f"{min(len(self.episodes), 100)} episodes")  # fmt: skip
-            watch = [python, script, "--evaluate", str(self.dir), "--render"]
-            print(f"watch:  {shlex.join(watch)}")
-        unfinished = self.step // self.args.batch_size < self.args.num_iterations
-        if unfinished and (self.dir / "checkpoint.pt").exists():
-            resume = [python, script, "--resume", str(self.dir)]
-            print(f"go on:  {shlex.join(resume)}", file=out)
-        for number, handler in self.handlers.items():  # from here on they end the process again
+            print(f"watch:  {command} --evaluate {run_dir} --render")
+        if self.step < self.bar.total and (self.dir / "checkpoint.pt").exists():
+            print(f"go on:  {command} --resume {run_dir}", file=out, flush=True)
+        for number, handler in self.handlers.items():  # from now on, signals end the process again
             signal.signal(number, handler)
         if self.stop and not failed:
             sys.exit(128 + self.stop)
@@ -754,7 +745,7 @@ def load_checkpoint(path, best):
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         script = checkpoint["script"]
-    except Exception as e:  # whatever torch meets in a file that is cut short or foreign
+    except Exception as e:  # torch raises many kinds for a damaged or foreign file
         sys.exit(f"{path}: cannot be read as a checkpoint of {SCRIPT} ({type(e).__name__})")
     if script != SCRIPT:
         sys.exit(f"{path}: is a checkpoint of {script}, not of {SCRIPT}")
@@ -767,7 +758,7 @@ def load_checkpoint(path, best):
 
 @torch.no_grad()
 def evaluate(args, checkpoint):
-    """Play whole episodes with a saved policy. Returns their returns."""
+    """Play whole episodes with a saved policy. Returns the return of each."""
     torch.manual_seed(args.seed)
     if args.render:
         need_display()
@@ -815,54 +806,45 @@ MAY_CHANGE = {  # settings that may differ from the checkpoint's
 }
 
 
-@dataclass
-class First:
+def first_flags(env_id: str = Args.env_id, resume: str = "", evaluate: str = ""):
     """The flags on which the defaults of the others depend."""
-
-    env_id: str = Args.env_id
-    resume: str = ""
-    evaluate: str = ""
+    return env_id, resume, evaluate
 
 
 def parse_args(argv=None):
     """The settings, and the checkpoint that --resume or --evaluate names, or None."""
     style = {"args": argv, "description": __doc__, "config": (tyro.conf.DisallowNone,)}
-    first, _ = tyro.cli(First, **style, return_unknown_args=True, add_help=False)
-    if first.resume and first.evaluate:
-        sys.exit("--resume, --evaluate: need one of them, not both")
-    job = "resume" if first.resume else "evaluate"
-    path = getattr(first, job)
-    if not path:
-        return tyro.cli(Args, **style, default=Args(**TASKS.get(first.env_id, {}))), None
-    checkpoint = load_checkpoint(Path(path), best=job == "evaluate")
-    if job == "resume" and "episodes" not in checkpoint:
-        sys.exit(f"--resume {path}: holds a policy alone; name the directory of the run")
+    first, _ = tyro.cli(first_flags, **style, return_unknown_args=True, add_help=False)
+    env_id, resume, evaluate = first
+    if resume and evaluate:
+        sys.exit("--resume, --evaluate: use one of them, not both")
+    if not (resume or evaluate):
+        return tyro.cli(Args, **style, default=Args(**TASKS.get(env_id, {}))), None
+    job = "resume" if resume else "evaluate"
+    checkpoint = load_checkpoint(Path(resume or evaluate), best=job == "evaluate")
+    if resume and "episodes" not in checkpoint:
+        sys.exit(f"--resume {resume}: holds only a policy; name the directory of the run")
     names = {field.name for field in fields(Args)}  # an older version may have had others
     saved = Args(**{name: value for name, value in checkpoint["settings"].items()
                     if name in names and value is not None})  # fmt: skip
     args = tyro.cli(Args, **style, default=saved)
     for name in sorted(names - MAY_CHANGE[job] - {job}):
         if getattr(args, name) != getattr(saved, name):
-            flag = name.replace("_", "-")
-            sys.exit(f"--{flag}: leave it out; --{job} takes it from the checkpoint")
+            sys.exit(f"--{name.replace('_', '-')}: leave it out; --{job} takes it from the run")
     return args, checkpoint
 
 
-def check_ranges(args):
-    """Raise ValueError if a setting is out of the range of its type."""
+def check(args):
+    """Raise ValueError if a setting is out of its range, or if settings do not go together."""
     for field in fields(args):
         low, high = getattr(field.type, "__metadata__", (-inf, inf))
         value, flag = getattr(args, field.name), field.name.replace("_", "-")
         if isinstance(value, int | float) and not (low <= value <= high and isfinite(value)):
             limits = f"of at least {low}" if high == inf else f"from {low} to {high}"
             raise ValueError(f"--{flag} {value}: need a number {limits}")
-
-
-def check(args):
-    """Raise ValueError if settings do not go together."""
     if args.batch_size % args.minibatch_size:
         raise ValueError(f"--minibatch-size: need a divisor of T × N = {args.batch_size}")
-    if args.num_iterations == 0:
+    if args.total_steps < args.batch_size:
         raise ValueError(f"--total-steps: need at least T × N = {args.batch_size}")
     if (args.render or args.video or args.deterministic) and not args.evaluate:
         raise ValueError("--render, --video, --deterministic: add --evaluate RUN_DIR")

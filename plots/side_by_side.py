@@ -202,7 +202,7 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
         ("act", ("rollout", "for t in range", "policy(net"),
                 ("act", "logits, values =", "log_probs =")),
         ("eq-12", ("rollout", "if truncated.any", "last_values[t] ="),
-                  ("rollout", "batch.values", "batch.next_values[t] ="), *GAE[0][2:]),
+                  ("rollout", "batch.values =", "batch.next_values ="), *GAE[0][2:]),
         *GAE[1:],
         ("standardised", ("update", "(1 - batch.fired"),
                          ("ppo_loss", "args.norm_adv ==", "standardise("), STANDARDISE),
@@ -278,7 +278,7 @@ LESSON = [  # how PPO becomes TRPO: (name, what to see, PPO's lines, TRPO's line
 # steps that are not in the paper, beside those whose comment or docstring says so
 EXTRA = {
     "ppo_atari": [("gae", "decay ="), ("ActorCritic", "else:", "flat, hidden = 64"),
-                  ("rollout", "for t, last in", "batch.next_values[t] =")],
+                  ("rollout", "batch.next_values =")],
     "ppo_continuous": [("gae", "decay ="), ("train", "learning_rate, clip_eps =", "anneal(")],
     "trpo_continuous": [
         ("gae", "deltas =", "return"), ("estimate_advantages", "batch.advantages =", "V^targ"),

@@ -195,8 +195,8 @@ def test_what_is_not_in_the_paper_has_an_edge():
 
 @pytest.mark.parametrize("row, edged, plain_line", [
     ("ppo_atari-eq-11", "decay = gamma", "advantages[t] ="),
-    ("ppo_atari-eq-12", "(1 - terminated) * next_values", "batch.values, batch.next_values ="),
-    ("ppo_atari-eq-12", "batch.next_values[t] = torch.where", "batch.values, batch.next_values ="),
+    ("ppo_atari-eq-12", "(1 - terminated) * next_values", "batch.values ="),
+    ("ppo_atari-eq-12", "batch.next_values = torch.where", "batch.values ="),
     ("ppo_atari-standardised", "(1 - batch.fired", None),
     ("ppo_atari-epochs", "grad_norm = ", "optimizer.step()"),
     ("ppo_atari-atari-network", "convolutions = [(4, 32", "convolutions = [(4, 16"),
