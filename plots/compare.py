@@ -13,12 +13,12 @@ the group's seeds. Thin curves are single seeds. With five seeds or more a band,
 interval of the mean, takes their place. Horizontal lines are published scores.
 """
 
-import argparse
 import json
 import os
 import platform
 import re
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,15 @@ SAME_LEARNING = [  # settings that do not change what is learned
     "episodes", "deterministic", "render", "video", "checkpoint_every",
 ]  # fmt: skip
 
+MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5",
+          "Reacher-v5", "Swimmer-v5", "Walker2d-v5")  # fmt: skip
+SMALL = ("CartPole-v1", "Pendulum-v1", "LunarLander-v3", "LunarLanderContinuous-v3")
+
+
+def of_tasks(tasks, **scores):
+    return {name: dict(zip(tasks, own, strict=True)) for name, own in scores.items()}
+
+
 # source: {algorithm: {task: score}}. MuJoCo's tasks were older versions than -v5, LunarLander's -v2
 PUBLISHED = {
     "PPO paper, 10M steps": {  # Table 6
@@ -48,40 +57,15 @@ PUBLISHED = {
         "PPO": {"BreakoutNoFrameskip-v4": 405.7, "PongNoFrameskip-v4": 20.5},
     },
     # 1M steps, of 6 seeds, in its repository: benchmarks_mujoco1M.htm
-    "OpenAI's Baselines": {
-        "PPO": {
-            "HalfCheetah-v5": 1668.6, "Hopper-v5": 2316.2, "InvertedDoublePendulum-v5": 7102.9,
-            "InvertedPendulum-v5": 809.4, "Reacher-v5": -6.71, "Swimmer-v5": 111.2,
-            "Walker2d-v5": 3425.0,
-        },
-        "TRPO": {
-            "HalfCheetah-v5": 1289.7, "Hopper-v5": 1912.9, "InvertedDoublePendulum-v5": 6731.6,
-            "InvertedPendulum-v5": 905.1, "Reacher-v5": -4.82, "Swimmer-v5": 95.0,
-            "Walker2d-v5": 2342.6,
-        },
-    },
-    "PPO paper's Fig. 3, by eye": {  # 1M steps, 3 seeds
-        "PPO": {
-            "HalfCheetah-v5": 1800, "Hopper-v5": 2330, "InvertedDoublePendulum-v5": 8000,
-            "InvertedPendulum-v5": 1000, "Reacher-v5": -7, "Swimmer-v5": 108, "Walker2d-v5": 3460,
-        },
-        "TRPO": {
-            "HalfCheetah-v5": 0, "Hopper-v5": 2100, "InvertedDoublePendulum-v5": 200,
-            "InvertedPendulum-v5": 1000, "Reacher-v5": -115, "Swimmer-v5": 121,
-            "Walker2d-v5": 1100,
-        },
-    },
+    "OpenAI's Baselines": of_tasks(
+        MUJOCO, PPO=(1668.6, 2316.2, 7102.9, 809.4, -6.71, 111.2, 3425.0),
+        TRPO=(1289.7, 1912.9, 6731.6, 905.1, -4.82, 95.0, 2342.6)),
+    "PPO paper's Fig. 3, by eye": of_tasks(  # 1M steps, 3 seeds
+        MUJOCO, PPO=(1800, 2330, 8000, 1000, -7, 108, 3460),
+        TRPO=(0, 2100, 200, 1000, -115, 121, 1100)),
     # 1 run, its mean action evaluated, in the Zoo's benchmark.md; steps may be fewer than here
-    "RL Baselines3 Zoo": {
-        "PPO": {
-            "CartPole-v1": 500.0, "Pendulum-v1": -172.2, "LunarLander-v3": 242.1,
-            "LunarLanderContinuous-v3": 270.9,
-        },
-        "TRPO": {
-            "CartPole-v1": 500.0, "Pendulum-v1": -174.6, "LunarLander-v3": 133.2,
-            "LunarLanderContinuous-v3": 262.4,
-        },
-    },
+    "RL Baselines3 Zoo": of_tasks(
+        SMALL, PPO=(500.0, -172.2, 242.1, 270.9), TRPO=(500.0, -174.6, 133.2, 262.4)),
 }  # fmt: skip
 
 # ---------------------------------------------------------------------------------------- Runs
@@ -116,7 +100,7 @@ class Run(NamedTuple):
 def read_run(path):
     """The run in a run directory, or in a file seed<k>.csv.gz, which has a .json beside it."""
     is_dir = path.is_dir()
-    about = path / "config.json" if is_dir else path.with_name(path.name[: -len("csv.gz")] + "json")
+    about = path / "config.json" if is_dir else path.with_suffix("").with_suffix(".json")
     episodes = pd.read_csv(path / "episodes.csv" if is_dir else path)
     return Run(path, json.loads(about.read_text()), episodes.dropna())  # a line half written
 
@@ -125,15 +109,10 @@ def read_runs(paths):
     """The runs in run directories and folders of data. The newest of equal runs comes last."""
     found = []
     for path in map(Path, paths):
-        if (path / "config.json").exists():
-            found.append(path)
-        else:
-            found += sorted(path.rglob("seed*.csv.gz")) or sorted(
-                config.parent for config in path.rglob("config.json")
-            )
+        found += [*path.rglob("seed*.csv.gz"), *(x.parent for x in path.rglob("config.json"))]
     if not found:
         sys.exit(f"{' '.join(map(str, paths))}: neither a run directory nor a folder of data")
-    return [read_run(path) for path in sorted(found, key=os.path.getmtime)]
+    return [read_run(path) for path in sorted(sorted(found), key=os.path.getmtime)]
 
 
 def name_groups(runs):
@@ -175,14 +154,11 @@ def drop_repeated(runs):
 
 def processor():
     """This machine's processor and its instructions for matrices (on Linux)."""
-    try:
-        info = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        info = ""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     named = re.search(r"^model name\s*: (.*)", info, re.M)
-    name = named[1] if named else platform.processor() or platform.machine()
     wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-    return ", ".join([name, *(flag for flag in wanted if flag in info.split())])
+    flags = [flag for flag in wanted if flag in info.split()]
+    return ", ".join([named[1] if named else platform.machine(), *flags])
 
 
 def keep(run, folder):
@@ -192,9 +168,8 @@ def keep(run, folder):
     settings = {k: v for k, v in run.about["settings"].items() if k not in ("run_dir", "resume")}
     about = run.about | {"settings": settings, "processor": processor()}
     path.with_name(f"seed{run.seed}.json").write_text(json.dumps(about, indent=1) + "\n")
-    columns = ["step", "return", "length"]
     compression = {"method": "gzip", "mtime": 0}  # the same data give the same file
-    run.episodes.to_csv(path, columns=columns, index=False, compression=compression)
+    run.episodes[["step", "return", "length"]].to_csv(path, index=False, compression=compression)
     return path
 
 
@@ -261,7 +236,7 @@ def bounds(scores):
     """The interval of a mean over seeds in words; a dash for fewer than three seeds."""
     if len(scores) < 3:
         return "–"
-    low, high = scores[:1].repeat(2) if np.ptp(scores) == 0 else confidence([scores])
+    low, high = confidence([scores])
     return f"{number(low)} to {number(high)}"
 
 
@@ -271,10 +246,8 @@ def bounds(scores):
 def curve(episodes, steps):
     """Mean return of the last 100 episodes finished by each of the steps (n,); (n,), nan before
     the first and after the last episode."""
-    means = episodes["return"].rolling(100, min_periods=1).mean()
-    at = np.searchsorted(episodes["step"], steps, side="right") - 1
-    inside = (at >= 0) & (steps <= episodes["step"].max())
-    return np.where(inside, means.to_numpy()[at] if len(means) else np.nan, np.nan)
+    means = episodes.set_index("step")["return"].rolling(100, min_periods=1).mean()
+    return means.asof(steps).where(steps <= means.index.max()).to_numpy()
 
 
 def draw(runs, path, published=True):
@@ -282,14 +255,13 @@ def draw(runs, path, published=True):
 
     published: whether to draw the published scores
     """
-    runs = [run for run in runs if len(run.episodes)]
     tasks = sorted({run.env_id for run in runs})
     labels = list(dict.fromkeys(run.label for run in runs))
     columns = min(len(tasks), 4 if len(tasks) > 4 else 2)
-    rows = -(-len(tasks) // columns) if tasks else 1
+    rows = -(-len(tasks) // columns)
     size = {1: (8, 4.4), 2: (9, 0.4 + 3.2 * rows)}.get(columns, (12, 0.4 + 2.6 * rows))
     figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(rows, columns or 1, squeeze=False).flatten()
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, env_id in zip(panels, tasks, strict=False):
         for (label, _), group in by_group([run for run in runs if run.env_id == env_id]):
             draw_group(axes, group, f"C{labels.index(label)}", label)
@@ -304,8 +276,7 @@ def draw(runs, path, published=True):
     entries = {}
     for axes in panels:
         entries |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    names = [name for name in entries if name not in labels]
-    names = [label for label in labels if label in entries] + names
+    names = list(dict.fromkeys([*labels, *entries]))  # the groups first
     across = 1 if max(map(len, names), default=0) > 45 else 2 if columns == 1 else 3
     figure.set_figheight(figure.get_figheight() + 0.2 * (len(names) // across))
     figure.legend([entries[name] for name in names], names, loc="outside upper center",
@@ -334,11 +305,10 @@ def fit_height(axes):
     """Leave the untrained policy's returns, the first twentieth, out of the panel's height."""
     points = [line.get_xydata() for line in axes.get_lines()]
     points += [path.vertices for band in axes.collections for path in band.get_paths()]
-    x, y = np.concatenate([*points, np.empty((0, 2))]).T
-    y = y[(x > 0.05 * x.max(initial=0)) & ~np.isnan(y)]
-    if len(y):
-        margin = 0.05 * np.ptp(y) or 1
-        axes.set_ylim(y.min() - margin, y.max() + margin)
+    x, y = np.concatenate(points).T
+    y = y[(x > 0.05 * x.max()) & ~np.isnan(y)]
+    margin = 0.05 * np.ptp(y) or 1
+    axes.set_ylim(y.min() - margin, y.max() + margin)
 
 
 def draw_published(axes, env_id, runs, labels):
@@ -357,9 +327,7 @@ def draw_published(axes, env_id, runs, labels):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="+", metavar="RUN_DIR", help="or a folder of data")
     parser.add_argument("--out", default="compare.png", help="name of the picture")
     parser.add_argument("--keep", metavar="NAME", help="copy the runs' data to plots/data/NAME")
@@ -367,10 +335,14 @@ def main(argv=None):
     runs = drop_repeated(name_groups(read_runs(args.paths)))
     runs.sort(key=lambda run: run.label)
     for run in runs:
-        last, wanted = run.episodes["step"].max(), run.about["settings"].get("total_steps", 0)
-        if not last >= 0.9 * wanted:
-            print(f"{run.path}: its data end at step {last:,.0f} of {wanted:,}")
+        last = max(run.episodes["step"], default=0)
+        wanted = run.about["settings"].get("total_steps", 0)
+        if last < 0.9 * wanted:
+            print(f"{run.path}: its data end at step {last:,} of {wanted:,}")
+    runs = [run for run in runs if len(run.episodes)] or sys.exit("no episode is finished")
     if args.keep:
+        if len({(run.env_id, run.seed) for run in runs}) < len(runs):
+            sys.exit("--keep: two runs have the same task and seed; keep each group by itself")
         for run in runs:
             print(keep(run, DATA / args.keep))
         return

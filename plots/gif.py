@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import gymnasium as gym
+from gymnasium.wrappers import RenderCollection
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the scripts
@@ -13,26 +13,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the scripts
 import ppo_atari
 
 
-class RecordGif(gym.Wrapper):
+class RecordGif(RenderCollection):
     """In the place of RecordVideo: at the end write the game to `out`, in 32 colours."""
 
     def __init__(self, env, *_, **__):
         super().__init__(env)
-        self.images = []
-
-    def reset(self, **kwargs):
-        result = self.env.reset(**kwargs)
-        self.images.append(Image.fromarray(self.render()))
-        return result
-
-    def step(self, action):
-        result = self.env.step(action)
-        self.images.append(Image.fromarray(self.render()))
-        return result
 
     def close(self):
-        self.env.close()
-        first, *rest = self.images[:: self.every]
+        super().close()
+        first, *rest = map(Image.fromarray, self.frame_list[:: self.every])
         first = first.quantize(32, dither=Image.Dither.NONE)
         rest = [x.quantize(palette=first, dither=Image.Dither.NONE) for x in rest]
         first.save(self.out, save_all=True, append_images=rest, duration=self.duration, loop=0)

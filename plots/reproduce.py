@@ -19,7 +19,6 @@ interrupted goes on. Ctrl-C stops the runs, which save themselves. Tables go bet
 README.md, plots/README.md and plots/lessons.md.
 """
 
-import argparse
 import json
 import os
 import re
@@ -30,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -37,7 +37,7 @@ from unittest import mock
 import compare
 import numpy as np
 import pandas as pd
-from compare import confidence, markdown, number, spread
+from compare import MUJOCO, SMALL, confidence, markdown, number, spread
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from tqdm import tqdm
@@ -50,9 +50,6 @@ sys.path.insert(0, str(ROOT))  # the scripts, imported where they are needed: to
 # --------------------------------------------------------------------------------- Experiments
 
 PPO, TRPO, ATARI = "ppo_continuous.py", "trpo_continuous.py", "ppo_atari.py"
-SMALL = ("CartPole-v1", "Pendulum-v1", "LunarLander-v3", "LunarLanderContinuous-v3")
-MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5",
-          "Reacher-v5", "Swimmer-v5", "Walker2d-v5")  # fmt: skip
 CHEETAH, BREAKOUT = ("HalfCheetah-v5",), ("BreakoutNoFrameskip-v4",)
 
 TABLE1 = {  # of the PPO paper: a row's average normalised score, and the flags that give the row
@@ -95,12 +92,6 @@ def folder_name(words):
     return re.sub("[^a-z0-9.]+", "-", words)
 
 
-def objective(row):
-    """A row of Table 1. clip-0.2 is Figure 3's PPO."""
-    flags = TABLE1[row][1]
-    return Variant(row, f"table1/{row}" if flags else "figure3/ppo", PPO, MUJOCO, flags)
-
-
 EXPERIMENTS = {
     "small-tasks": [
         Variant("PPO", "small-tasks/ppo", PPO, SMALL),
@@ -116,7 +107,10 @@ EXPERIMENTS = {
         Variant("near ppo1", "steps/ppo1", PPO, MUJOCO, PPO1),
         Variant("plain", "steps/plain", PPO, MUJOCO, PLAIN),
     ],
-    "table1": [objective(row) for row in TABLE1],
+    "table1": [  # clip-0.2 is Figure 3's PPO
+        Variant(row, f"table1/{row}" if flags else "figure3/ppo", PPO, MUJOCO, flags)
+        for row, (_, flags) in TABLE1.items()
+    ],
     "unclipped": [
         Variant("no clipping or penalty", "table1/none", PPO, CHEETAH, "--objective none"),
         Variant("the same, plain, any action", "unclipped/plain", PPO, CHEETAH,
@@ -140,39 +134,35 @@ EXPERIMENTS = {
 FAST = "--total-steps 40960 --learning-rate 1e-2 --anneal none"
 SLOW = "--total-steps 40960 --learning-rate 1e-3 --anneal none"
 LESSONS = {  # of plots/lessons.md: script, task, flags of all variants, {variant: its flags}
-    "clipping": (PPO, "CartPole-v1", "", {
+    "lesson-clipping": (PPO, "CartPole-v1", "", {
         "clipped, step size 0.001": SLOW, "not clipped, 0.001": f"{SLOW} --objective none",
         "clipped, 0.01": FAST, "not clipped, 0.01": f"{FAST} --objective none",
     }),
-    "epsilon": (PPO, "CartPole-v1", FAST, {
+    "lesson-epsilon": (PPO, "CartPole-v1", FAST, {
         f"ε {eps}": f"--clip-eps {eps}" for eps in (0.01, 0.05, 0.2, 0.5, 1)
     }),
-    "lambda": (PPO, "Pendulum-v1", "--total-steps 61440 --minibatch-size 256", {
+    "lesson-lambda": (PPO, "Pendulum-v1", "--total-steps 61440 --minibatch-size 256", {
         f"λ {value}": f"--gae-lambda {value}" for value in (0, 0.5, 0.95, 1)
     }),
-    "penalty": (PPO, "CartPole-v1", FAST, {
+    "lesson-penalty": (PPO, "CartPole-v1", FAST, {
         **{f"fixed β {b}": f"--objective kl-fixed --kl-beta {b}" for b in (0.01, 1, 100)},
         **{f"adaptive from {b}": f"--objective kl-adaptive --kl-beta {b}" for b in (0.01, 1, 100)},
     }),
-    "delta": (TRPO, "CartPole-v1", "--total-steps 40960", {
+    "lesson-delta": (TRPO, "CartPole-v1", "--total-steps 40960", {
         f"δ {delta}": f"--max-kl {delta}" for delta in (0.0001, 0.001, 0.01, 0.1, 1)
     }),
-    "line-search": (TRPO, "CartPole-v1", "--total-steps 40960 --max-kl 0.003", {
+    "lesson-line-search": (TRPO, "CartPole-v1", "--total-steps 40960 --max-kl 0.003", {
         f"tries: {tries}, damping {damping}": f"--cg-damping {damping} --line-search-steps {tries}"
         for damping in (0, 0.1) for tries in (10, 1)
     }),
 }  # fmt: skip
-for lesson, (script, task, shared, variants) in LESSONS.items():
-    EXPERIMENTS[f"lesson-{lesson}"] = [
-        Variant(
-            words, f"lesson-{lesson}/{folder_name(words)}", script, (task,), f"{shared} {flags}"
-        )
+for name, (script, task, shared, variants) in LESSONS.items():
+    EXPERIMENTS[name] = [
+        Variant(words, f"{name}/{folder_name(words)}", script, (task,), f"{shared} {flags}")
         for words, flags in variants.items()
     ]
-SEEDS = {"precision": 4} | {name: 5 for name in EXPERIMENTS if name.startswith("lesson-")}
-SEEDS |= {"small-tasks": 5, "figure3": 5}  # of the others: 3
-# runs of so few steps that no published score is near
-SHORT = ["precision", *(name for name in EXPERIMENTS if name.startswith("lesson-"))]
+SHORT = ["precision", *LESSONS]  # runs of so few steps that no published score is near
+SEEDS = dict.fromkeys(["small-tasks", "figure3", *LESSONS], 5) | {"precision": 4}  # others: 3
 
 
 class Job(NamedTuple):
@@ -182,25 +172,19 @@ class Job(NamedTuple):
     command: list
     folder: Path  # the run directory
 
-    @property
-    def place(self):
-        return "/".join(self.name.split("/")[:2])
-
 
 def jobs_of(experiment, args):
     """The runs of an experiment that have no data yet; all tasks with seed 1 come first."""
     jobs = []
-    for seed in range(1, 1 + (SEEDS.get(experiment, 3) if args.seeds is None else args.seeds)):
+    for seed in range(1, 1 + (args.seeds or SEEDS.get(experiment, 3))):
         for variant in EXPERIMENTS[experiment]:
             for task in variant.tasks if variant.script else ():
                 name = f"{variant.place}/{task}/seed{seed}"
-                if not any(text in name for text in args.only):
-                    continue
-                if (compare.DATA / f"{name}.csv.gz").exists():
-                    continue
-                command = [variant.script, "--env-id", task, "--seed", str(seed)]
-                command += ["--threads", "1", *variant.flags.split(), *["--cuda"] * args.cuda]
-                jobs.append(Job(name, command, ROOT / "runs" / name))
+                has_data = (compare.DATA / f"{name}.csv.gz").exists()
+                if any(text in name for text in args.only) and not has_data:
+                    command = [variant.script, "--env-id", task, "--seed", str(seed)]
+                    command += ["--threads", "1", *variant.flags.split(), *["--cuda"] * args.cuda]
+                    jobs.append(Job(name, command, ROOT / "runs" / name))
     return jobs
 
 
@@ -251,7 +235,7 @@ def run_all(jobs, at_once):
                 done += 1
                 if process.returncode == 0:
                     run = compare.read_run(job.folder)
-                    compare.keep(run, compare.DATA / job.place)
+                    compare.keep(run, (compare.DATA / name).parents[1])
                     bar.write(f"{name}: {number(run.score)}")
                 else:
                     failed.append(name)
@@ -386,34 +370,26 @@ def draw_table1(readings, path):
     figure.savefig(path, dpi=140)
 
 
-TOP = {  # README's table of results: (task, command) -> place of the data
-    ("Breakout", "ppo_atari.py"): "breakout/older-defaults",
-    ("CartPole", "ppo_continuous.py"): "small-tasks/ppo",
-    **{(task, f"{name}_continuous.py --env-id {task}"): f"figure3/{name}"
-       for task in ("HalfCheetah-v5", "Walker2d-v5") for name in ("ppo", "trpo")},
-}  # fmt: skip
+TOP = [  # README's table of results: task, command, data
+    ("Breakout", "ppo_atari.py", "breakout/older-defaults/BreakoutNoFrameskip-v4"),
+    ("CartPole", "ppo_continuous.py", "small-tasks/ppo/CartPole-v1"),
+    *((task, f"{name}_continuous.py --env-id {task}", f"figure3/{name}/{task}")
+      for task in ("HalfCheetah-v5", "Walker2d-v5") for name in ("ppo", "trpo")),
+]  # fmt: skip
 
 
 def top_table():
     rows = []
-    for (task, command), place in TOP.items():
-        env_id = {"Breakout": BREAKOUT[0], "CartPole": "CartPole-v1"}.get(task, task)
-        runs = compare.read_runs([compare.DATA / place / env_id])
-        published = compare.published_scores(env_id, runs[0].algorithm)
-        paper = [score for source, score in published.items() if "paper" in source]
-        baselines = [
-            score
-            for source, score in published.items()
-            if source.split(",")[0].endswith("Baselines")
-        ]
-        rows.append({
-            "task": task, "command": f"`{command}`",
-            "steps": f"{runs[0].about['settings']['total_steps'] / 1e6:g}M", "seeds": len(runs),
-            "score": spread([run.score for run in runs]),
-            "PPO paper": number(paper[0]) if paper else "–",
-            "Baselines": number(baselines[0]) if baselines else "–",
-        })  # fmt: skip
-    return pd.DataFrame(rows)
+    for task, command, folder in TOP:
+        runs = compare.read_runs([compare.DATA / folder])
+        steps = runs[0].about["settings"]["total_steps"]
+        row = {"task": task, "command": f"`{command}`", "steps": f"{steps / 1e6:g}M",
+               "seeds": len(runs), "score": spread([run.score for run in runs])}  # fmt: skip
+        for source, score in compare.published_scores(runs[0].env_id, runs[0].algorithm).items():
+            if "Zoo" not in source:
+                row["PPO paper" if "paper" in source else "Baselines"] = number(score)
+        rows.append(row)
+    return pd.DataFrame(rows).fillna("–")
 
 
 def tables(experiment):
@@ -441,12 +417,12 @@ def tables(experiment):
 def write_tables(found, files=(ROOT / "README.md", PLOTS / "README.md", PLOTS / "lessons.md")):
     """Put each table between the markers of its name, wherever they stand."""
     for file in files:
-        text = old = file.read_text()
-        for name, table in found.items():
-            marked = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-            text = re.sub(marked, lambda m, t=table: f"{m[1]}{t}\n{m[2]}", text, flags=re.S)
-        if text != old:
-            file.write_text(text)
+        old = file.read_text()
+        new = re.sub(r"(<!-- ([\w-]+) -->\n).*?(<!-- end -->)",
+                     lambda m: f"{m[1]}{found[m[2]]}\n{m[3]}" if m[2] in found else m[0],
+                     old, flags=re.S)  # fmt: skip
+        if new != old:
+            file.write_text(new)
             print(f"new tables in {file}")
 
 
@@ -513,55 +489,44 @@ def surrogates(args, batch, net, old, new, factors):
     return {label: np.array(values) for label, values in means.items()}
 
 
-def figure2(seeds=1):
-    """The surrogates as θ goes from θ_old along the first update on Hopper, a panel a seed."""
+def figure2():
+    """The surrogates as θ goes from θ_old along the first update on Hopper."""
     factors = np.linspace(-1, 3, 401)
-    figure = Figure(figsize=(max(9, 4.5 * seeds), 5), layout="constrained")
-    rows = [["PPO paper, Hopper-v1", "about 0.02", "1"]]
-    for k, axes in enumerate(figure.subplots(1, seeds, squeeze=False).flat):
-        means = surrogates(*first_update(k + 1), factors)
-        for label, values in means.items():
-            axes.plot(factors, values, label=label)
-        kl, *_, l_clip = means.values()
-        rows.append([f"seed {k + 1}", f"{kl[np.isclose(factors, 1)].item():.4f}",
-                     f"{factors[l_clip.argmax()]:.2f}"])  # fmt: skip
-        axes.set(title=f"Hopper-v5, seed {k + 1}", xlabel="linear interpolation factor",
-                 ylabel="mean over the rollout")  # fmt: skip
-        axes.set_xticks([0, 1], ["0: $θ_{old}$", "1: after the update"])
-        axes.legend(fontsize=9)
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    means = surrogates(*first_update(1), factors)
+    for label, values in means.items():
+        axes.plot(factors, values, label=label)
+    axes.set(title="Hopper-v5, seed 1", xlabel="linear interpolation factor",
+             ylabel="mean over the rollout")  # fmt: skip
+    axes.set_xticks([0, 1], ["0: $θ_{old}$", "1: after the update"])
+    axes.legend(fontsize=9)
     figure.savefig(PLOTS / "figure2.png", dpi=140)
-    columns = ["", "KL at factor 1", "factor where L^CLIP is greatest"]
-    print(markdown(pd.DataFrame(rows, columns=columns)))
+    kl, *_, l_clip = means.values()
+    print(f"KL at factor 1: {kl[np.isclose(factors, 1)].item():.4f} (paper: about 0.02)")
+    print(f"L^CLIP is greatest at factor {factors[l_clip.argmax()]:.2f} (paper: 1)")
 
 
 # ---------------------------------------------------------------------------------------- main
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    parser = ArgumentParser(
+        description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
     )
     add, cores = parser.add_argument, len(os.sched_getaffinity(0))
-    add(
-        "experiments", nargs="+", choices=(*EXPERIMENTS, "lessons", "figure2"), metavar="experiment"
-    )
+    names = (*EXPERIMENTS, "lessons", "figure2")
+    add("experiments", nargs="+", choices=names, metavar="experiment")
     add("--seeds", type=int, help="seeds 1 to this (default: the experiment's own, 3 to 5)")
     add("--jobs", type=int, default=cores, help=f"runs at a time, of one thread each; {cores}")
-    add(
-        "--only",
-        nargs="+",
-        metavar="TEXT",
-        default=[""],
-        help="only runs whose name, <experiment>/<variant>/<task>/seed<k>, contains one of these",
-    )
+    add("--only", nargs="+", metavar="TEXT", default=[""],
+        help="only runs with one of these in <experiment>/<variant>/<task>/seed<k>")  # fmt: skip
     add("--cuda", action="store_true", help="train on a GPU (ppo_atari.py)")
     add("--draw-only", action="store_true", help="run nothing; draw and write what there is")
     args = parser.parse_args(argv)
-    lessons = [f"lesson-{name}" for name in LESSONS] if "lessons" in args.experiments else []
+    lessons = LESSONS if "lessons" in args.experiments else []
     failed = []
-    for experiment in [name for name in args.experiments if name != "lessons"] + lessons:
+    for experiment in [*(name for name in args.experiments if name != "lessons"), *lessons]:
         if experiment == "figure2":
             figure2()
             continue

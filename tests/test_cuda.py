@@ -29,22 +29,24 @@ def elsewhere(tmp_path_factory):
         yield lambda function, *args: pool.submit(function, folder(), *args).result()
 
 
-def load_script(folder, changes):
-    """A copy of the script, its text changed, whose games end after 20 steps."""
-    text, limit = (ROOT / "ppo_atari.py").read_text(), " | {'max_num_frames_per_episode': 80}"
-    double = [('device("cuda"', 'device("gpu"'), ('.type == "cuda"', '.type == "gpu"')]
-    for old, new in [*double, ("env.spec.kwargs  #", f"env.spec.kwargs{limit}  #"), *changes]:
+def load_script(folder):
+    """A copy of the script for the double's device, whose games end after 20 steps."""
+    text = (ROOT / "ppo_atari.py").read_text()
+    for old, new in (('device("cuda"', 'device("gpu"'), ('.type == "cuda"', '.type == "gpu"')):
         assert old in text, f"the script does not say any more: {old}"
         text = text.replace(old, new)
     (folder / "ppo_atari.py").write_text(text)
     sys.path.insert(0, str(folder.parent))
-    return importlib.import_module(f"{folder.name}.ppo_atari")
+    script = importlib.import_module(f"{folder.name}.ppo_atari")
+    settings = script.game_settings
+    script.game_settings = lambda env_id: settings(env_id) | {"max_num_frames_per_episode": 80}
+    return script
 
 
-def run(folder, changes, *flags):
+def run(folder, *flags):
     """Run main on the CPU or, with --cuda, on the double. Returns its result, and the waits."""
     with device_double.in_use() if "--cuda" in flags else nullcontext():
-        return main(load_script(folder, changes), *flags), device_double.waits
+        return main(load_script(folder), *flags), device_double.waits
 
 
 def learned(run_dir):
@@ -53,9 +55,9 @@ def learned(run_dir):
     return rows(run_dir), scalars, [checkpoint[k] for k in ("net", "optimizer", "best", "step")]
 
 
-def play(elsewhere, folder, *flags, start=None, changes=()):
+def play(elsewhere, folder, *flags, start=None):
     """Train, resume what `start` has learned, evaluate, at last on the CPU. Yields results."""
-    call, new = functools.partial(elsewhere, run, changes), folder / "new"
+    call, new = functools.partial(elsewhere, run), folder / "new"
     _, waits = call(*small(ppo_atari, 2, "--num-epochs", 2, "--run-dir", new, *flags))
     yield "numbers", learned(new)
     yield "waits", waits
@@ -76,50 +78,10 @@ def on_cpu(elsewhere, tmp_path_factory):
     return folder / "new", results | {"waits": waits}
 
 
-def difference(elsewhere, on_cpu, folder, changes):
-    """The first that differs between a run on the double and one on the CPU, or its error."""
-    try:
-        for name, result in play(elsewhere, folder, "--cuda", start=on_cpu[0], changes=changes):
-            if not same(result, on_cpu[1][name]):
-                return f"other {name}: {result}"
-    except (Exception, SystemExit) as e:
-        return str(e)
-
-
 def test_a_run_on_the_double_is_the_run_on_the_cpu(elsewhere, on_cpu, tmp_path):
     """Bit for bit, with the waits that are to be expected."""
-    assert difference(elsewhere, on_cpu, tmp_path, []) is None
-    cpu, gpu = (next(play(elsewhere, tmp_path / where, f"--{where}", "--bf16"))[1]
-                for where in ("no-cuda", "cuda"))  # fmt: skip
-    assert same(cpu, gpu) and not same(cpu, on_cpu[1]["numbers"])
-
-
-ACTIONS, LATER = "batch.actions[t].cpu()", "batch.actions[t].to('cpu', non_blocking=True)"
-STEP = "rewards, terminated, truncated, last_frames, finished = games.step(actions)"
-COPY = "batch.frames[t].copy_(games.frames, non_blocking=True)"
-STATE = "part.load_state_dict(checkpoint[name])"
-TO_CPU = "[s.update({k: s[k].cpu() for k in s}) for s in getattr(part, 'state', {}).values()]"
-STATS, NOISE = "torch.stack(list(stats.values()))", "torch.empty_like(logits).exponential_()"
-BOTH, EARLY = "tensors on both devices", "a pinned source has changed"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("changes, complaint", [
-    ([("args.orthogonal, args.bf16).to(device)", "args.orthogonal, args.bf16)")], BOTH),
-    ([("last_frames.to(device)", "last_frames")], BOTH),
-    ([("torch.tensor(clip_eps, device=device)", "torch.tensor(clip_eps)")], BOTH),
-    ([("channels_last(obs[None]).to(device)", "channels_last(obs[None])")], BOTH),
-    ([(STATE, f"{STATE}, {TO_CPU}")], BOTH),
-    ([(ACTIONS, "batch.actions[t]")], ".numpy() is not supported"),
-    ([(ACTIONS, LATER), (COPY, COPY.replace("True", "False"))], "other numbers"),
-    ([(ACTIONS, LATER)], EARLY),
-    ([(STEP, f"{COPY}\n        {STEP}")], EARLY),
-    ([('map_location="cpu", ', "")], "new/checkpoint.pt"),
-    ([(STATS, f"(grad_norm.item(), {STATS})[1]")], "'update': 20"),
-    ([("pin_memory=args.cuda", "pin_memory=False")], "'rollout': 138"),
-])  # fmt: skip
-def test_the_double_notices(changes, complaint, elsewhere, on_cpu, tmp_path):
-    assert complaint in difference(elsewhere, on_cpu, tmp_path, changes)
+    for name, result in play(elsewhere, tmp_path, "--cuda", start=on_cpu[0]):
+        assert same(result, on_cpu[1][name]), name
 
 
 def minibatch(device):
@@ -131,10 +93,10 @@ def minibatch(device):
     return {name: x.to(device) for name, x in batch.items()}
 
 
-def trace(folder, changes, bf16):
+def trace(folder, bf16):
     """The graphs of `act`, `ppo_loss` and its gradients, on tensors without numbers: how many,
     their devices, the types of the convolutions' results, what CUDA graphs refuse."""
-    script, graphs = load_script(folder, changes), []
+    script, graphs = load_script(folder), []
     compiler = lambda graph, inputs: graphs.append(graph.graph) or make_boxed_func(graph.forward)
     keep = {"keep_inference_input_mutations": True}  # as torch's own compiler does
     backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler, **keep)
@@ -155,16 +117,12 @@ def trace(folder, changes, bf16):
     return len(graphs), devices, types, refused
 
 
-@pytest.mark.parametrize("bf16, changes, expected", [
-    (False, [], "(3, {'gpu'}, {torch.float32}, [])"),
-    (True, [], "(3, {'gpu'}, {torch.bfloat16}, [])"),
-    (False, [(NOISE, "torch.rand(logits.shape).to(logits.device)")], "'cpu'"),
-    (False, [("(new_values - targets).square()", "targets.sub_(1).square()")], "['copy_'"),
-])  # fmt: skip
-def test_what_is_compiled_suits_cuda_graphs(bf16, changes, expected, elsewhere):
-    """In one graph each, all on the GPU, nothing changed that was given; but for two mutants.
-    The kernels that torch makes of them, and CUDA graphs of those, need a GPU."""
-    assert expected in str(elsewhere(trace, changes, bf16))
+@pytest.mark.parametrize("bf16", [False, True])
+def test_what_is_compiled_suits_cuda_graphs(bf16, elsewhere):
+    """In one graph each, all on the GPU, nothing changed that was given. The kernels that torch
+    makes of them, and CUDA graphs of those, need a GPU."""
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    assert elsewhere(trace, bf16) == (3, {"gpu"}, {dtype}, [])
 
 
 @pytest.mark.parametrize("usable, local_rank", [(False, 0), (True, 1)])
@@ -173,7 +131,7 @@ def test_a_gpu_that_cannot_be_used_gets_a_sentence(usable, local_rank, monkeypat
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: usable)
     monkeypatch.setattr(ppo_atari, "LOCAL_RANK", local_rank)
-    with pytest.raises(SystemExit, match=rf"^--cuda: [^\n]*\b{int(usable)}\b[^\n]* GPUs[^\n]*$"):
+    with pytest.raises(SystemExit, match=rf"^--cuda: .* {int(usable)} .*GPUs.*$"):
         main(ppo_atari, "--cuda", "--run-dir", tmp_path / "run")
 
 

@@ -1,29 +1,18 @@
 """plots/gif.py: a game of a policy, picture by picture."""
 
-import sys
-from pathlib import Path
-
+import gif
 import numpy as np
-import pytest
 from PIL import Image, ImageSequence
+from processes import main, small
 
 import ppo_atari
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "plots"))
-import gif
 
-
-@pytest.fixture
-def run_dir(tmp_path):
-    flags = ["--network", "paper", "--num-envs", 2, "--num-steps", 16, "--minibatch-size", 32]
-    flags += ["--total-steps", 32, "--threads", 1, "--run-dir", tmp_path / "run"]
-    ppo_atari.main([str(flag) for flag in flags])
-    return tmp_path / "run"
-
-
-def test_a_gif_is_the_video_that_evaluate_records(run_dir, monkeypatch):
+def test_a_gif_is_the_video_that_evaluate_records(tmp_path, monkeypatch):
     """Every second picture that gymnasium's RecordVideo has of the same game."""
-    out, before, recorded = run_dir.parent / "game.gif", sorted(run_dir.iterdir()), []
+    run_dir, out, recorded = tmp_path / "run", tmp_path / "game.gif", []
+    main(ppo_atari, *small(ppo_atari, 1), "--run-dir", run_dir)
+    before = sorted(run_dir.iterdir())
     gif.main([str(run_dir), str(out), "--seed", "3", "--fps", "25", "--every", "2"])
     assert sorted(run_dir.iterdir()) == before
 
@@ -32,8 +21,7 @@ def test_a_gif_is_the_video_that_evaluate_records(run_dir, monkeypatch):
         video.recorded_frames, video.recording = [], False
 
     monkeypatch.setattr(ppo_atari.RecordVideo, "stop_recording", stop_recording)
-    flags = ["--evaluate", run_dir, "--video", "--episodes", "1", "--seed", 3]
-    ppo_atari.main([str(flag) for flag in flags])
+    main(ppo_atari, "--evaluate", run_dir, "--video", "--episodes", 1, "--seed", 3)
 
     with Image.open(out) as file:
         shown = [np.asarray(x.convert("RGB")) for x in ImageSequence.Iterator(file)]

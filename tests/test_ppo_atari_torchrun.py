@@ -63,8 +63,10 @@ def interrupted_update(*args):
         os.kill(os.getpid(), signal.SIGINT)
     return stats
 
-def slow_save(run):  # while process 1 has left already, so that torchrun sends SIGTERM
-    time.sleep(3 * (RANK == 0))
+def late_save(run):  # process 1 leaves first, and torchrun sends SIGTERM to process 0
+    end = time.time() + 20
+    while RANK == 0 and not run.stop and time.time() < end:
+        time.sleep(0.05)
     save(run)
 
 def tell_log(run, episodes, stats):
@@ -75,7 +77,7 @@ def tell_log(run, episodes, stats):
 
 ppo_atari.train, ppo_atari.update, ppo_atari.ppo_loss = (
     compare_and_train, interrupted_update, tell_loss)
-Games.reset, Run.log, Run.save = tell_reset, tell_log, slow_save
+Games.reset, Run.log, Run.save = tell_reset, tell_log, late_save
 ppo_atari.main(flags)
 """
 FLAGS = ("--network paper --num-envs 4 --num-steps 16 --minibatch-size 32 --num-epochs 2 "

@@ -1,16 +1,13 @@
 """README.md and the other pages: their files exist, their tables are those of plots/data."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "plots"))
 import reproduce
 import side_by_side
 
+ROOT = Path(__file__).parent.parent
 PAGES = sorted(path.relative_to(ROOT) for folder in (".", "plots", "plots/data", "tests/benchmarks")
                for path in (ROOT / folder).glob("*.md"))  # fmt: skip
 

@@ -3,25 +3,21 @@ failing and started again."""
 
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import compare
 import numpy as np
 import pandas as pd
 import pytest
+import reproduce
 import torch
 from torch.distributions import kl_divergence
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "plots"))
-import compare
-import reproduce
-
 import ppo_continuous
 
+ROOT = Path(__file__).parent.parent
 TINY = "--num-envs 2 --num-steps 64 --minibatch-size 64 --num-epochs 1 --total-steps"
 
 
@@ -94,25 +90,20 @@ def test_runs_are_made_kept_and_not_made_again(place, capsys):
     assert path.stat().st_mtime_ns == written
 
 
-def test_stopped_runs_are_resumed(place):
-    """The command is stopped as a user stops it, and given again."""
+def test_stopped_runs_are_resumed(place, capsys, monkeypatch):
+    """The command is stopped while a run is on, and given again."""
     place.add("v", f"{TINY} 12800")
-    folder = place.dir / "runs/tiny/v/CartPole-v1/seed1"
-    code = f"""
-import sys; sys.path[:0] = [{str(ROOT / "plots")!r}]
-import compare, reproduce
-from pathlib import Path
-reproduce.ROOT = reproduce.PLOTS = Path({str(place.dir)!r}); compare.DATA = reproduce.ROOT / "data"
-reproduce.EXPERIMENTS["tiny"] = [reproduce.Variant(*{tuple(reproduce.EXPERIMENTS["tiny"][0])!r})]
-reproduce.main(["tiny", "--seeds", "1"])
-"""
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    end = time.monotonic() + 60
-    while reproduce.share_done(SimpleNamespace(folder=folder)) == 0 and time.monotonic() < end:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
-    assert process.returncode == 130 and "go on:  " in out
+    folder, sleep = place.dir / "runs/tiny/v/CartPole-v1/seed1", time.sleep
+
+    def stop_once_it_learns(seconds):
+        if reproduce.share_done(SimpleNamespace(folder=folder)) > 0:
+            signal.raise_signal(signal.SIGTERM)
+        sleep(0.01)
+
+    with pytest.raises(SystemExit) as leaving, monkeypatch.context() as patch:
+        patch.setattr(time, "sleep", stop_once_it_learns)
+        reproduce.main(["tiny", "--seeds", "1"])
+    assert leaving.value.code == 130 and "tiny --seeds 1" in capsys.readouterr().out
     step = torch.load(folder / "checkpoint.pt", weights_only=True)["step"]
     assert 0 < step < 12800 and not (place.dir / "data").exists()
     reproduce.main(["tiny", "--seeds", "1"])

@@ -7,11 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import asdict
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-import probes  # noqa: F401, for its tasks
+import probes
+import pygame
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
@@ -38,7 +41,6 @@ import ppo_atari
 import ppo_continuous
 import trpo_continuous
 
-CONTINUOUS = [ppo_continuous, trpo_continuous]
 each_script = pytest.mark.parametrize("script", SCRIPTS)
 
 
@@ -49,7 +51,7 @@ def finished(tmp_path_factory):
     class Finished(dict):
         def __missing__(self, script):
             run_dir = tmp_path_factory.mktemp("runs") / "run"
-            self[script] = run_dir, *run(script, *small(script, 30), "--run-dir", run_dir)
+            self[script] = run_dir, *run(script, *small(script, 16), "--run-dir", run_dir)
             return self[script]
 
     return Finished()
@@ -79,10 +81,10 @@ def test_a_run_leaves_its_records(script, finished):
     config = json.loads((run_dir / "config.json").read_text())
     assert config["settings"]["num_envs"] == 2 and config["versions"]["torch"] == torch.__version__
     checkpoint, table = load(run_dir / "checkpoint.pt"), rows(run_dir)
-    assert checkpoint["step"] == 1920 and len(table) > 5
+    assert checkpoint["step"] == 16 * 64 and len(table) > 1
     assert [tuple(row[:3]) for row in checkpoint["episodes"]] == table
     ends = [step for step, _, _ in table]
-    assert ends == sorted(ends) and sum(length for *_, length in table) <= 1920
+    assert ends == sorted(ends) and sum(length for *_, length in table) <= 16 * 64
     if script is not ppo_atari:  # raw scores: 1 a step in CartPole
         assert all(score == length for _, score, length in table)
     scalars = events(run_dir)
@@ -95,21 +97,13 @@ def test_a_run_leaves_its_records(script, finished):
         expected |= {"kl", "beta"} if script is ppo_continuous else set()
     assert set(scalars) == expected
     for name in scalars:
-        assert [e.step for e in scalars[name]] == list(range(64, 1921, 64)), name
+        assert [e.step for e in scalars[name]] == list(range(64, 16 * 64 + 1, 64)), name
     for event in scalars["score"]:
         returns = [score for step, score, _ in table if step <= event.step][-100:]
         assert not returns or event.value == pytest.approx(np.mean(returns))
-    assert Image.open(run_dir / "learning_curve.png").size == (960, 540)
+    Image.open(run_dir / "learning_curve.png").verify()
     assert "score" in err and "100%" in err  # the progress
-
-
-@each_script
-def test_the_printed_command_plays_the_policy(script, finished):
-    _, out, _ = finished[script]
-    [command] = re.findall(r"python (\S+) (--evaluate .*) --render", out)
-    assert command[0] == f"{script.__name__}.py"
-    out, _ = run(script, *command[1].split(), "--episodes", 1)
-    assert "over 1 " in out
+    assert f" {script.__name__}.py --evaluate {run_dir} --render\n" in out
 
 
 def test_the_picture_draws_episodes_their_mean_and_the_published_score(tmp_path, monkeypatch):
@@ -124,42 +118,36 @@ def test_the_picture_draws_episodes_their_mean_and_the_published_score(tmp_path,
     args = ppo_atari.Args(run_dir=str(tmp_path / "run"))
     with ppo_atari.Run(args, None, net=torch.nn.Linear(1, 1)) as atari_run:
         atari_run.episodes = [(10 * k, float(k * k % 17), 5, 0.1) for k in range(1, 151)]
-    [axes] = figures[-1].axes
-    lines = {line.get_label(): line.get_xydata() for line in axes.lines}
+    points, mean, published = (line.get_xydata() for line in figures[-1].axes[0].lines)
     returns = [row[1] for row in atari_run.episodes]
     means = [(10 * k, np.mean(returns[k - 100 : k])) for k in range(100, 151)]
-    np.testing.assert_allclose(lines["mean of the last 100"], means)
-    np.testing.assert_array_equal(lines["one episode"], [r[:2] for r in atari_run.episodes])
-    assert any(set(xy[:, 1]) == {274.8} for xy in lines.values())
+    np.testing.assert_array_equal(points, [row[:2] for row in atari_run.episodes])
+    np.testing.assert_allclose(mean, means)
+    assert set(published[:, 1]) == {274.8}
 
 
-@pytest.mark.parametrize("script", [ppo_atari, ppo_continuous])
-def test_best_is_the_policy_of_the_best_mean_of_100_episodes(script, tmp_path, monkeypatch):
-    shorten_games(monkeypatch)
-    flags = small(script, 60) if script is ppo_atari else small(script, 120)
-    main(script, *flags, "--learning-rate", 1e-4, "--run-dir", tmp_path / "run")
+def test_best_is_the_policy_of_the_best_mean_of_100_episodes(tmp_path):
+    flags = [*small(ppo_continuous, 120), "--learning-rate", 1e-4]
+    main(ppo_continuous, *flags, "--run-dir", tmp_path / "run")
     means, best = means_of_100(tmp_path / "run", 64), load(tmp_path / "run" / "best.pt")
     assert len(means) > 2 and best["best"] == max(means.values())
     assert best["step"] == min(step for step, mean in means.items() if mean == best["best"])
 
 
 @each_script
-def test_goal_score_stops_and_saves(script, tmp_path, monkeypatch):
+def test_goal_score_stops_and_saves(script, tmp_path, capsys, monkeypatch):
+    """From then on --evaluate plays best.pt, which has no episodes to --resume from."""
     shorten_games(monkeypatch)
-    goal = -1 if script is ppo_atari else 12
-    main(script, *small(script, 999), "--goal-score", goal, "--run-dir", tmp_path / "run")
-    means, best = means_of_100(tmp_path / "run", 64), load(tmp_path / "run" / "best.pt")
-    checkpoint = load(tmp_path / "run" / "checkpoint.pt")
+    run_dir, goal = tmp_path / "run", -1 if script is ppo_atari else 12
+    main(script, *small(script, 999), "--goal-score", goal, "--run-dir", run_dir)
+    means, best = means_of_100(run_dir, 64), load(run_dir / "best.pt")
+    checkpoint = load(run_dir / "checkpoint.pt")
     assert list(means)[-1] == checkpoint["step"] < 64 * 999
     assert [step for step, mean in means.items() if mean >= goal] == [checkpoint["step"]]
     assert best["step"] == checkpoint["step"] and same(best["net"], checkpoint["net"])
-
-
-def test_many_actors_finish_their_episodes_in_a_short_run(tmp_path):
-    main(ppo_continuous, "--env-id", "HalfCheetah-v5", "--num-envs", 8, "--num-steps", 128,
-         "--total-steps", 9216, "--num-epochs", 1, "--no-compile",
-         "--run-dir", tmp_path / "run")  # fmt: skip
-    assert [length for *_, length in rows(tmp_path / "run")] == [1000] * 8
+    for job, whole in (("--resume", True), ("--evaluate", False)):
+        assert ("episodes" in script.parse_args([job, str(run_dir)])[1]) == whole
+    assert "--resume" in refused(script, capsys, "--resume", run_dir / "best.pt")
 
 
 # ----------------------------------------------------------------------------- Stop and resume
@@ -178,8 +166,9 @@ def test_the_same_seed_gives_the_same_bits_and_another_does_not(script, tmp_path
     assert not same_training(tmp_path / "a", tmp_path / "c")
 
 
-@each_script
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("script, number", [
+    (ppo_atari, signal.SIGTERM), (ppo_continuous, signal.SIGINT), (trpo_continuous, signal.SIGTERM),
+])  # fmt: skip
 def test_a_signal_loses_no_step_and_the_run_goes_on(script, number, tmp_path, capsys, monkeypatch):
     shorten_games(monkeypatch)
     run_dir, before = tmp_path / "run", signal.getsignal(number)
@@ -190,7 +179,7 @@ def test_a_signal_loses_no_step_and_the_run_goes_on(script, number, tmp_path, ca
     stopped, table = load(run_dir / "checkpoint.pt"), rows(run_dir)
     assert stopped["step"] == 5 * 64 and [tuple(row[:3]) for row in stopped["episodes"]] == table
     assert (run_dir / "learning_curve.png").exists()
-    [command] = re.findall(r"python \S+ (--resume .*)", capsys.readouterr().out)
+    [command] = re.findall(r"--resume .*", capsys.readouterr().out)
     with open(run_dir / "episodes.csv", "a") as file:
         file.write("999999,1,1,1\n")  # what a kill would have left after the checkpoint
     main(script, *command.split())
@@ -231,18 +220,19 @@ def test_ctrl_c_reaches_a_real_process(tmp_path):
     process = start(ppo_continuous, *small(ppo_continuous, 10**6), "--run-dir", tmp_path / "run")
     while not (tmp_path / "run" / "episodes.csv").exists() or len(rows(tmp_path / "run")) < 3:
         assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130 and f"--resume {tmp_path / 'run'}" in out
-    python, name = re.search(r"go on:  (\S+) (\S+)", out).groups()  # as typed where it began
+    python, name = re.search(r"(\S+) (\S+) --resume", out).groups()  # as typed where it began
     assert ROOT / python == Path(sys.executable) and (ROOT / name).exists()
     assert load(tmp_path / "run" / "checkpoint.pt")["step"] >= 64
 
 
-@each_script
-def test_a_run_saves_itself_once_a_minute(script, tmp_path, monkeypatch):
+def test_a_run_saves_itself_once_a_minute(tmp_path, monkeypatch):
     """On a clock on which an iteration takes 25 seconds; a kill leaves the last file whole."""
-    clock, saved, real = [1e9], [], script.Run.save
+    script, clock, saved = ppo_continuous, [1e9], []
+    real, real_update = script.Run.save, script.update
 
     class Time:
         time = staticmethod(lambda: clock[0])
@@ -258,7 +248,6 @@ def test_a_run_saves_itself_once_a_minute(script, tmp_path, monkeypatch):
     def killed(*_):
         raise SystemExit("killed")
 
-    real_update = script.update
     monkeypatch.setattr(script, "time", Time)
     monkeypatch.setattr(script.Run, "save", save)
     monkeypatch.setattr(script, "update", lambda *args: (clock.__setitem__(0, clock[0] + 25),
@@ -270,22 +259,19 @@ def test_a_run_saves_itself_once_a_minute(script, tmp_path, monkeypatch):
 
 
 @each_script
-def test_an_older_version_s_checkpoint_loads(script, finished, tmp_path):
+def test_an_older_version_s_checkpoint_loads(script, tmp_path):
     """Settings that are gone are dropped; new ones, and None, take their defaults."""
-    checkpoint = load(finished[script][0] / "checkpoint.pt")
-    checkpoint["settings"] |= {"checkpoint_every": 4, "processes": 1, "evaluate": None}
-    checkpoint["settings"] |= {"target_kl": None} if script is ppo_continuous else {}
-    del checkpoint["settings"]["video"]
-    torch.save(checkpoint, tmp_path / "checkpoint.pt")
-    assert len(main(script, "--evaluate", tmp_path, "--episodes", 1)) == 1
-    main(script, "--resume", tmp_path, "--total-steps", 64 * 31)
-    assert load(tmp_path / "checkpoint.pt")["step"] == 64 * 31
+    settings = asdict(script.Args(gamma=0.5)) | {"checkpoint_every": 4, "threads": None}
+    del settings["video"]
+    saved = {"script": f"{script.__name__}.py", "settings": settings, "episodes": []}
+    torch.save(saved, tmp_path / "checkpoint.pt")
+    for job in ("resume", "evaluate"):
+        args, _ = script.parse_args([f"--{job}", str(tmp_path)])
+        assert args == script.Args(gamma=0.5, run_dir=str(tmp_path), **{job: str(tmp_path)})
 
 
-@pytest.mark.parametrize("script", CONTINUOUS)
-def test_an_error_in_mid_run_keeps_its_traceback_and_names_resume(script, tmp_path, capsys,
-                                                                  monkeypatch):  # fmt: skip
-    run_dir = tmp_path / "run"
+def test_an_error_in_mid_run_keeps_its_traceback_and_names_resume(tmp_path, capsys, monkeypatch):
+    script, run_dir = ppo_continuous, tmp_path / "run"
     main(script, *small(script, 2), "--run-dir", run_dir)
 
     def fail():
@@ -298,11 +284,10 @@ def test_an_error_in_mid_run_keeps_its_traceback_and_names_resume(script, tmp_pa
     assert load(run_dir / "checkpoint.pt")["step"] == 128
 
 
-@pytest.mark.parametrize("script", CONTINUOUS)
-@pytest.mark.parametrize("env_id, word", [("NanObs-v0", "nan"), ("InfReward-v0", "reward is inf")])
-def test_what_is_not_finite_stops_the_run_with_a_sentence(script, env_id, word, tmp_path, capsys):
-    flags = [*small(script, 9), "--env-id", env_id, "--run-dir", tmp_path / "run"]
-    assert word in refused(script, capsys, *flags)
+@pytest.mark.parametrize("script", [ppo_continuous, trpo_continuous])
+def test_what_is_not_finite_stops_the_run_with_a_sentence(script, tmp_path, capsys):
+    flags = [*small(script, 9), "--env-id", "InfReward-v0", "--run-dir", tmp_path / "run"]
+    assert "inf" in refused(script, capsys, *flags)
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
@@ -332,90 +317,55 @@ def test_deterministic_takes_the_most_probable_action(finished, capsys, monkeypa
         assert main(script, "--evaluate", run_dir, "--episodes", 1, "--deterministic")
 
 
-@pytest.mark.parametrize("script", CONTINUOUS)
-def test_a_policy_sees_through_its_saved_moments(script, finished, tmp_path):
-    checkpoint = load(finished[script][0] / "checkpoint.pt")
-    assert checkpoint["net"]["obs_moments.count"] == checkpoint["step"]
-    scores = []
-    for shift in (0.0, 5.0):
-        checkpoint["net"]["obs_moments.mean"] += shift
-        torch.save(checkpoint, tmp_path / "x.pt")
-        scores.append(main(script, "--evaluate", tmp_path / "x.pt"))
-    assert scores[0] != scores[1]
-
-
-@each_script
-@pytest.mark.parametrize("display", ["", ":77"])
-def test_render_without_a_display_is_refused(script, display, finished):
+@pytest.mark.parametrize("script, display", [(ppo_atari, ""), (ppo_continuous, ":77")])
+def test_render_without_a_display_is_refused(script, display, finished, capsys, monkeypatch):
     """Nothing listens on the second."""
-    names = {"WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
-    env = {name: value for name, value in os.environ.items() if name not in names}
-    _, err = run(script, "--evaluate", finished[script][0], "--render", "--episodes", 1,
-                 status=1, env=env | {"DISPLAY": display})  # fmt: skip
-    assert "display" in err and "--video" in err and "Traceback" not in err
+    for name in ("WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("DISPLAY", display)
+    pygame.display.quit()  # what another test has opened here
+    assert "--video" in refused(script, capsys, "--evaluate", finished[script][0], "--render")
 
 
 # ----------------------------------------------------------------------------------- Bad input
 
 
 class Odd(gym.Env):
-    """A task with the spaces it is told; it spoils what it shows or rewards after 50 steps."""
+    """A task with the spaces it is told."""
 
-    def __init__(self, obs=None, actions=None, spoil=None, render_mode=None):
+    def __init__(self, obs=None, actions=None):
         self.observation_space, self.action_space = obs or Box(-1, 1, (2,)), actions or Discrete(2)
-        self.spoil, self.t = spoil, 0
-
-    def reset(self, seed=None, options=None):
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.t += 1
-        late = self.t > 50
-        obs = np.array([0, np.nan if self.spoil == "obs" and late else 0], np.float32)
-        reward = np.inf if self.spoil == "reward" and late else 1.0
-        return obs, reward, self.t % 7 == 0, False, {}
 
 
 gym.register("Pixels-v0", Odd, kwargs={"obs": Box(0, 255, (8, 8, 3), np.uint8)})
 gym.register("Parts-v0", Odd, kwargs={"obs": Dict(x=Box(0, 1, (2,)))})
 gym.register("Many-v0", Odd, kwargs={"actions": MultiDiscrete([2, 3])})
 gym.register("Whole-v0", Odd, kwargs={"actions": Box(0, 5, (2,), np.int64)})
-gym.register("NanObs-v0", Odd, kwargs={"spoil": "obs"})
-gym.register("InfReward-v0", Odd, kwargs={"spoil": "reward"})
+gym.register("InfReward-v0", probes.Wrong, kwargs={"reward": np.inf})
 
 
 @pytest.mark.parametrize("script, flags, words", [
     (ppo_atari, "--env-id CartPole-v1", ["--env-id CartPole-v1", "ppo_continuous.py"]),
     (ppo_atari, "--env-id NoSuchGame-v4", ["--env-id NoSuchGame-v4"]),
     (ppo_atari, "--env-id Breakout-v4", ["--env-id Breakout-v4", "(2, 5)"]),
-    (ppo_atari, "--cuda", ["--cuda", torch.__version__]),
-    (ppo_continuous, "--env-id NoSuchTask-v4", ["--env-id NoSuchTask-v4"]),
-    (ppo_continuous, "--env-id BreakoutNoFrameskip-v4", ["--env-id", "ppo_atari.py"]),
-    (trpo_continuous, "--env-id ALE/Pong-v5", ["--env-id", "ppo_atari.py"]),
-    (ppo_continuous, "--env-id Pixels-v0", ["(8, 8, 3)", "need a Box of one dimension"]),
-    (trpo_continuous, "--env-id Parts-v0", ["Dict", "need a Box of one dimension"]),
-    (ppo_continuous, "--env-id Many-v0", ["MultiDiscrete", "need Discrete"]),
-    (trpo_continuous, "--env-id Whole-v0", ["int64", "a Box of floats"]),
+    (ppo_continuous, "--env-id NoSuchTask-v4", ["--env-id NoSuchTask-v4", "ppo_atari.py"]),
+    (ppo_continuous, "--env-id Pixels-v0", ["--env-id Pixels-v0", "(8, 8, 3)", "ppo_atari.py"]),
+    (trpo_continuous, "--env-id Parts-v0", ["--env-id Parts-v0", "Dict"]),
+    (ppo_continuous, "--env-id Many-v0", ["--env-id Many-v0", "MultiDiscrete"]),
+    (trpo_continuous, "--env-id Whole-v0", ["--env-id Whole-v0", "int64"]),
     (ppo_continuous, "--minibatch-size 300", ["--minibatch-size", "1024"]),
-    (ppo_continuous, "--minibatch-size 1", ["--minibatch-size 1", "at least 2"]),
-    (trpo_continuous, "--num-steps 0", ["--num-steps 0", "at least 1"]),
+    (ppo_continuous, "--minibatch-size 1", ["--minibatch-size 1", "2"]),
     (ppo_continuous, "--total-steps 500", ["--total-steps", "1024"]),
-    (ppo_continuous, "--gamma 1.01", ["--gamma 1.01", "from 0 to 1"]),
+    (ppo_continuous, "--gamma 1.01", ["--gamma 1.01"]),
     (trpo_continuous, "--learning-rate inf", ["--learning-rate inf"]),
-    (trpo_continuous, "--max-kl nan", ["--max-kl nan"]),
-    (ppo_continuous, "--num-envs two", ["--num-envs"]),
-    (ppo_continuous, "--objective l2", ["--objective", "kl-adaptive"]),
     (ppo_continuous, "--num-env 2", ["--num-env"]),
     (ppo_continuous, "--render", ["--render", "--evaluate"]),
-    (ppo_continuous, "--run-dir DIR", ["--run-dir DIR", "exists"]),
-    (ppo_continuous, "--resume DIR", ["DIR/checkpoint.pt", "does not exist"]),
-    (trpo_continuous, "--evaluate DIR/none.pt", ["DIR/none.pt", "does not exist"]),
-    (trpo_continuous, "--evaluate DIR --resume DIR", ["--resume", "--evaluate", "one of them"]),
+    (ppo_continuous, "--run-dir DIR", ["--run-dir DIR"]),
+    (ppo_continuous, "--resume DIR", ["DIR/checkpoint.pt"]),
+    (trpo_continuous, "--evaluate DIR --resume DIR", ["--resume", "--evaluate"]),
 ])  # fmt: skip
 def test_bad_input_gets_a_sentence(script, flags, words, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if torch.cuda.is_available() and "--cuda" in flags:
-        pytest.skip("there is a GPU")
     message = refused(script, capsys, *flags.replace("DIR", str(tmp_path)).split())
     for word in words:
         assert word.replace("DIR", str(tmp_path)) in message, message
@@ -428,8 +378,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("kind", ["cut short", "code", "foreign", "of another script"])
-@pytest.mark.parametrize("job", ["--resume", "--evaluate"])
-def test_what_is_no_checkpoint_is_refused(job, kind, finished, tmp_path, capsys, monkeypatch):
+def test_what_is_no_checkpoint_is_refused(kind, finished, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     whole, path = finished[ppo_continuous][0] / "checkpoint.pt", tmp_path / "checkpoint.pt"
     if kind == "cut short":
@@ -438,7 +387,7 @@ def test_what_is_no_checkpoint_is_refused(job, kind, finished, tmp_path, capsys,
         path.write_bytes(pickle.dumps(Evil()))
     else:
         torch.save([1, 2] if kind == "foreign" else load(whole) | {"script": "other.py"}, path)
-    message = refused(ppo_continuous, capsys, job, tmp_path)
+    message = refused(ppo_continuous, capsys, "--resume", tmp_path)
     assert str(path) in message and "ppo_continuous.py" in message
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
 
@@ -446,9 +395,8 @@ def test_what_is_no_checkpoint_is_refused(job, kind, finished, tmp_path, capsys,
 @each_script
 @pytest.mark.parametrize("job", ["--resume", "--evaluate"])
 def test_a_checkpoint_s_settings_stay(job, script, finished, capsys):
-    for flag in ("--gamma=0.5", "--num-steps=64", "--run-dir=x", "--no-orthogonal"):
-        message = refused(script, capsys, job, finished[script][0], flag)
-        assert flag.split("=")[0].replace("--no-", "--") in message
+    for flag in ("--gamma", "--run-dir"):
+        assert flag in refused(script, capsys, job, finished[script][0], flag, "0.5")
 
 
 # ------------------------------------------------------------------------------- Command line
@@ -488,10 +436,8 @@ def test_every_flag_is_explained(script, capsys):
         assert len(words) > 3, text
 
 
-def test_a_terminal_that_cannot_show_greek_gets_a_run(tmp_path):
-    env = os.environ | {"PYTHONIOENCODING": "ascii"}
-    run(trpo_continuous, *small(trpo_continuous, 3), "--run-dir", tmp_path / "run", env=env)
-    out, _ = run(trpo_continuous, "--help", env=env)
+def test_a_terminal_that_cannot_show_greek_gets_help():
+    out, _ = run(trpo_continuous, "--help", env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert "--max-kl" in out
 
 
@@ -519,23 +465,21 @@ def test_a_run_s_name_is_a_name_everywhere(tmp_path, monkeypatch):
     ("--total-steps 499999", True, False), ("--total-steps 500000 --no-compile", True, False),
     ("--total-steps 5000 --compile", True, True), ("--total-steps 5000 --compile", False, None),
 ])  # fmt: skip
-def test_long_runs_are_compiled_where_there_is_a_compiler(script, flags, found, chosen,
+def test_long_runs_are_compiled_where_there_is_a_compiler(script, flags, found, chosen, tmp_path,
                                                           monkeypatch):  # fmt: skip
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr(script.sysconfig, "get_path", lambda name: tmp_path)
     monkeypatch.setattr(script.shutil, "which", lambda name: "/usr/bin/g++" if found else None)
     args, _ = script.parse_args(flags.split())
     if chosen is None:
-        with pytest.raises(SystemExit, match="C\\+\\+ compiler"):
+        with pytest.raises(SystemExit, match="--compile"):
             script.choose_compile(args)
     else:
         assert script.choose_compile(args) is chosen
 
 
 @each_script
-def test_settings_work_without_a_command_line(script, tmp_path):
+def test_settings_are_checked_without_a_command_line(script):
     """As in a notebook."""
-    args = script.Args(num_envs=2, num_steps=32, minibatch_size=32, num_epochs=1, total_steps=64,
-                       run_dir=str(tmp_path / "run"))  # fmt: skip
-    script.train(args)
-    assert load(tmp_path / "run" / "checkpoint.pt")["step"] == 64
     with pytest.raises(ValueError, match="--gamma"):
         script.Args(gamma=2.0)

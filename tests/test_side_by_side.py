@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import side_by_side
 import torch
 
 import ppo_atari
@@ -16,9 +17,6 @@ import ppo_continuous
 import trpo_continuous
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "plots"))
-import side_by_side
-
 PAGE = side_by_side.page()
 ROWS = dict(re.findall(r'<section class="row.*?" id="(.*?)">(.*?)</section>', PAGE, re.S))
 LINE = r'<span class="line([\w ]*)" style="--i:\d+"><i aria-hidden="true">(\d+)</i>(.*?)\n</span>'
@@ -137,43 +135,14 @@ def test_the_difference_is_the_update():
     view = PAGE[PAGE.index('id="difference"') : PAGE.index("</main>")]
     lines = [(css, plain(line)) for css, _, line in re.findall(LINE, view, re.S)]
     changed = " ".join(line for css, line in lines if "changed" in css)
-    assert changed.count("= update(") == 2 and "anneal(" in changed and "penalty.adapt" in changed
-    assert len([1 for css, _ in lines if "changed" in css]) == 6
+    assert all(text in changed for text in ("= update(", "anneal(", "penalty.adapt"))
+    assert not any(text in changed for text in ("rollout(", "scale_rewards(", "run.log("))
     shown = " ".join(line for _, line in lines)
     for text in ("torch.min(", "fisher_vector_product(", "kl <= max_kl", "optimizer.step()"):
         assert text in shown
     same = view[view.rindex("The same in both") :]
     assert "<code>gae</code>" in same and "<code>rollout</code>" in same
     assert "<code>update</code>" not in same and '"""' not in plain(PAGE)
-
-
-def test_figure_1_is_flat_where_the_ratio_is_clipped():
-    for row in (ROWS["ppo_atari-eq-7"], ROWS["ppo_continuous-eq-7"]):
-        [up, down] = re.findall('<polyline points="(.*?)"', row)
-        up, down = ([float(p.split(",")[1]) for p in line.split()] for line in (up, down))
-        assert up[0] > up[1] > up[2] > up[3] == up[4]  # an SVG's y points down
-        assert down[0] == down[1] < down[2] < down[3] < down[4]
-
-
-@pytest.mark.parametrize("module, equation, names", [
-    (ppo_atari, "table-5", {"T": "num_steps", "K": "num_epochs", "M": "minibatch_size",
-                            "N": "num_envs", r"\gamma": "gamma", r"\lambda": "gae_lambda",
-                            r"\epsilon": "clip_eps", "c_1": "vf_coef", "c_2": "ent_coef"}),
-    (ppo_continuous, "table-3", {"T": "num_steps", "K": "num_epochs", "M": "minibatch_size",
-                                 r"\gamma": "gamma", r"\lambda": "gae_lambda"}),
-    (ppo_continuous, "table-1", {r"\epsilon": "clip_eps", r"d_\text{targ}": "kl_target",
-                                 r"\beta": "kl_beta"}),
-    (trpo_continuous, "trpo-settings", {r"\delta": "max_kl", r"\gamma": "gamma"}),
-])  # fmt: skip
-def test_the_papers_settings_are_the_defaults(module, equation, names):
-    shown, defaults = {}, module.Args()
-    for part in r",\quad ".join(side_by_side.EQUATIONS[equation][2]).split(r",\quad "):
-        symbol, _, value = re.sub(r"\\,\\alpha|\\\\ ", "", part).partition(" = ")
-        if value:
-            shown[symbol] = eval(value.replace(r"\times", "*"))
-        elif adam := re.search(r"Adam } ([\d.]+) \\cdot 10\^\{-(\d)\}", part):
-            assert float(f"{adam[1]}e-{adam[2]}") == defaults.learning_rate
-    assert shown == {symbol: getattr(defaults, name) for symbol, name in names.items()}
 
 
 def test_what_is_not_in_the_paper_has_an_edge():
@@ -195,36 +164,22 @@ def test_what_is_not_in_the_paper_has_an_edge():
 
 @pytest.mark.parametrize("row, edged, plain_line", [
     ("ppo_atari-eq-11", "decay = gamma", "advantages[t] ="),
-    ("ppo_atari-eq-12", "(1 - terminated) * next_values", "batch.values ="),
-    ("ppo_atari-eq-12", "batch.next_values = torch.where", "batch.values ="),
-    ("ppo_atari-standardised", "(1 - batch.fired", None),
     ("ppo_atari-epochs", "grad_norm = ", "optimizer.step()"),
-    ("ppo_atari-atari-network", "convolutions = [(4, 32", "convolutions = [(4, 16"),
     ("ppo_continuous-ppo-algorithm", "= anneal(", "episodes = rollout("),
-    ("trpo_continuous-trpo-network", "self.critic = mlp(", "self.actor = mlp("),
-    ("trpo_continuous-cg", "if residual_sq <= enough", "alpha = residual_sq / curvature"),
     ("trpo_continuous-cg", "if not curvature > 0", "x += alpha * p"),
-    ("trpo_continuous-cg", "cg_damping * y", "s, residual ="),
-    ("trpo_continuous-beta", "s_a_s = s @ damped(s)", "full_step ="),
     ("trpo_continuous-line-search", "in range(num_tries)", "fraction *="),
-    ("trpo_continuous-line-search", "return 0.0", "return fraction"),
 ])  # fmt: skip
 def test_the_edge_is_on_the_step_alone(row, edged, plain_line):
     lines = [(css, plain(line)) for css, _, line in re.findall(LINE, ROWS[row], re.S)]
     for text, has in ((edged, True), (plain_line, False)):
-        found = [css for css, line in lines if text and text in line]
-        assert not text or found and all(("extra" in css) == has for css in found), text
+        found = [css for css, line in lines if text in line]
+        assert found and all(("extra" in css) == has for css in found), text
 
 
-@pytest.mark.parametrize("place, said", [
-    (("gae", "no such text", "deltas"), "gae has no line with 'no such text'"),
-    (("gae", "deltas", "no such text"), "gae has no line with 'no such text'"),
-    (("gae", "advantages[t] =", "deltas ="), "gae has no line with 'deltas ='"),
-    (("no_such_name", "", ""), "ppo_atari.py has no no_such_name"),
-])  # fmt: skip
-def test_a_line_that_is_gone_stops_the_drawing(place, said):
-    with pytest.raises(ValueError, match=said):
-        side_by_side.excerpt("ppo_atari", *place)
+def test_a_line_that_is_gone_stops_the_drawing():
+    for place in (("gae", "gone"), ("gae", "deltas", "gone"), ("gone", "")):
+        with pytest.raises(ValueError, match="gone"):
+            side_by_side.excerpt("ppo_atari", *place)
 
 
 def test_links_get_the_lines_of_the_names_in_them():
@@ -233,7 +188,7 @@ def test_links_get_the_lines_of_the_names_in_them():
         new = side_by_side.renew(f"see [`{name}`](ppo_continuous.py#L1), [1](x.md#L1)")
         [number] = re.findall(r"^see \[.*\]\(ppo_continuous.py#L(\d+)\), \[1\]\(x.md#L1\)$", new)
         assert lines[int(number) - 1].startswith(text)
-    with pytest.raises(ValueError, match="ppo_atari.py has no gone"):
+    with pytest.raises(ValueError, match="gone"):
         side_by_side.renew("[`gone`](ppo_atari.py#L1)")
 
 

@@ -408,16 +408,15 @@ def test_update_says_what_happened(env_id, norm_adv, monkeypatch):
     assert 0.01 < stats["kl"] <= 0.05 and stats["value_loss"] < error_before
 
 
-@pytest.mark.parametrize("norm_adv", ["rollout", "none"])
-def test_update_refuses_what_is_not_finite(norm_adv):
+def test_update_refuses_what_is_not_finite():
     """An advantage, and then nothing changes; or the critic's loss."""
-    run = Iteration("CartPole-v1", norm_adv=norm_adv)
+    run = Iteration("CartPole-v1")
     before, run.batch.advantages[20, 2] = state(run.net), math.nan
-    with pytest.raises(FloatingPointError, match="policy_gradient is nan"):
+    with pytest.raises(FloatingPointError, match="nan"):
         run.update()
     assert not changed(before, run.net) and not run.optimizer.state
-    with pytest.raises(FloatingPointError, match="value_loss is"):
-        Iteration("CartPole-v1", norm_adv=norm_adv, learning_rate=1e30).update()
+    with pytest.raises(FloatingPointError, match="value_loss"):
+        Iteration("CartPole-v1", learning_rate=1e30).update()
 
 
 # --------------------------------------------------------------------------------------- Probes
@@ -433,9 +432,8 @@ def test_probe_the_value_under_a_time_limit_is_10(tmp_path):
     assert score == 10 and value == pytest.approx(10, abs=0.3)
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.1])
-def test_probe_bandit(fraction, tmp_path):
-    own = {"total_steps": 2560, "max_kl": 0.05, "fvp_fraction": fraction}
+def test_probe_bandit(tmp_path):
+    own = {"total_steps": 2560, "max_kl": 0.05, "fvp_fraction": 0.1}
     assert train(tmp_path, env_id="Bandit-v0", **PROBE, **own)[1] > 0.9
 
 
