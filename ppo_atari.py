@@ -110,7 +110,7 @@ class Args:
     run_dir: str = ""  # a new directory for the records; if not given: one in runs/
     goal_score: float | None = None  # stop when the last 100 games average this score
     resume: str = ""  # directory of a run: go on with it, with its settings
-    evaluate: str = ""  # directory of a run, or a .pt file: play its policy, do not train
+    evaluate: str = ""  # directory of a run (its best.pt), or a .pt file: play it, do not train
     episodes: Count = 10  # with --evaluate: number of games
     deterministic: bool = False  # with --evaluate: take the most probable action, do not sample
     render: bool = False  # with --evaluate: show a window
@@ -212,7 +212,7 @@ def act(net, frames):
 def make_batch(num_steps, num_envs, device):
     """Storage for one rollout, reused in every iteration: tensors (T, N), unless noted.
 
-    What the network reads and returns is on `device`; the rest on the CPU, where `gae` is fastest.
+    Frames, actions and log_probs are on `device`; the rest is on the CPU, where `gae` is fastest.
     """
     shape = (num_steps, num_envs)
     return SimpleNamespace(
@@ -267,11 +267,12 @@ def rollout(games, net, policy, batch):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the state after step t, before any reset. It is not used if step t was
-    terminal. If a time limit cut the episode off (truncated), it stands for the rewards that would
-    have followed. The sum of Eq. 11 ends at either. (Its last exponent is T−t−1, not T−t+1.)
+    next_values[t] is V of the state to which step t led, before any reset. Where the episode ended
+    (terminated) no rewards follow, and it is not used. Where a time limit cut the episode off
+    (truncated), it stands for the rewards that would have followed. The sum of Eq. 11 stops at
+    both. Its last exponent is T−t−1; the paper prints T−t+1.
     """
-    # the factors (1 - ...): not in the PPO paper, whose sums do not reach an episode's end
+    # the factors (1 - ...): not in the PPO paper, where no episode ends before step T
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
@@ -328,7 +329,7 @@ def ppo_loss(net, frames, actions, log_probs, values, advantages, targets, clip_
 
 
 def anneal(args, iteration):
-    """Table 5's step size and clipping ε in an iteration (from 0), with α falling from 1 to 0."""
+    """Table 5's step size and clipping ε in iteration 0, 1, ...; α falls from 1 to 0."""
     alpha = 1 - iteration / args.num_iterations
     learning_rate = args.learning_rate * (1 if args.anneal == "none" else alpha)
     return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
@@ -351,7 +352,7 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     device = batch.frames.device
     names = ("frames", "actions", "log_probs", "values", "advantages", "targets")
     samples = {name: getattr(batch, name).flatten(0, 1).to(device) for name in names}  # (T·N, ...)
-    # not in the paper: where `Games` pressed FIRE, the policy's action had no effect
+    # not in the paper: where `Games` pressed FIRE, the policy's action had no effect, so Â = 0
     samples["advantages"] = samples["advantages"] * (1 - batch.fired.flatten().to(device))
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples["advantages"] = standardise(samples["advantages"])
@@ -560,7 +561,7 @@ class Run(AbstractContextManager):
         """Ask the run to stop after this iteration; a second Ctrl-C ends it at once."""
         self.stop = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once\n")
+        os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once, unsaved\n")
 
     @property
     def score(self):
@@ -638,8 +639,9 @@ class Run(AbstractContextManager):
         command = shlex.join([python, os.path.relpath(__file__)])
         run_dir, out = shlex.quote(str(self.dir)), sys.stderr if failed else sys.stdout
         if not failed:
-            print(f"step {self.step:,}: score {self.score:.5g}, the mean return of the last "
-                  f"{min(len(self.episodes), 100)} episodes")  # fmt: skip
+            count = min(len(self.episodes), 100)
+            score = f"score {self.score:.5g}, the mean return of the last {count} episodes"
+            print(f"step {self.step:,}: {score if count else 'no episode has ended yet'}")
             print(f"watch:  {command} --evaluate {run_dir} --render")
         if self.step < self.bar.total and (self.dir / "checkpoint.pt").exists():
             print(f"go on:  {command} --resume {run_dir}", file=out, flush=True)

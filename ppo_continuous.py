@@ -20,7 +20,7 @@ The defaults are the paper's Table 3 with an annealed learning rate; small tasks
   python ppo_continuous.py --evaluate RUN_DIR --render   watch what it learned; --video records it
   python ppo_continuous.py --env-id HalfCheetah-v5 --no-norm-obs --no-norm-reward --norm-adv none \
       --no-clip-actions --no-orthogonal --anneal none --max-grad-norm 0 --adam-eps 1e-8
-                                                         without what is not in the paper
+                                                  without what is not in the paper and has a flag
 """
 
 import hashlib
@@ -101,7 +101,7 @@ class Args:
     run_dir: str = ""  # a new directory for the records; if not given: one in runs/
     goal_score: float | None = None  # stop when the last 100 episodes average this score
     resume: str = ""  # directory of a run: go on with it, with its settings
-    evaluate: str = ""  # directory of a run, or a .pt file: play its policy, do not train
+    evaluate: str = ""  # directory of a run (its best.pt), or a .pt file: play it, do not train
     episodes: Count = 10  # with --evaluate: number of episodes
     deterministic: bool = False  # with --evaluate: take the most probable action, do not sample
     render: bool = False  # with --evaluate: show a window
@@ -152,7 +152,7 @@ def train(args, checkpoint=None):
                            penalty.beta, args)  # fmt: skip
             if args.objective == "kl-adaptive":  # Sec. 4
                 penalty.adapt(stats["kl"], args.kl_target)
-            if args.norm_obs:  # not in the paper (--no-norm-obs); last: this changes π
+            if args.norm_obs:  # not in the paper (--no-norm-obs); after the update: it changes π
                 net.obs_moments.add(batch.raw_obs[:-1].flatten(0, 1))
             if run.log(episodes, stats) or run.stop:  # --goal-score is reached, or Ctrl-C
                 break
@@ -190,7 +190,8 @@ class ActorCritic(nn.Module):
         return raw_obs.float()
 
     def pi_params(self, obs):
-        """The parameters of π(·|s): logits (..., n), or means and log stds (..., 2 × actions)."""
+        """The parameters of π(·|s): logits (..., number of actions), or means and log stds
+        (..., 2 × action size)."""
         out = self.actor(obs)
         return out if self.discrete else torch.cat((out, self.log_std.expand_as(out)), -1)
 
@@ -339,11 +340,12 @@ def make_policy(net, num_steps, num_envs):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the state after step t, before any reset. It is not used if step t was
-    terminal. If a time limit cut the episode off (truncated), it stands for the rewards that would
-    have followed. The sum of Eq. 11 ends at either. (Its last exponent is T−t−1, not T−t+1.)
+    next_values[t] is V of the state to which step t led, before any reset. Where the episode ended
+    (terminated) no rewards follow, and it is not used. Where a time limit cut the episode off
+    (truncated), it stands for the rewards that would have followed. The sum of Eq. 11 stops at
+    both. Its last exponent is T−t−1; the paper prints T−t+1.
     """
-    # the factors (1 - ...): not in the PPO paper, whose sums do not reach an episode's end
+    # the factors (1 - ...): not in the PPO paper, where no episode ends before step T
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
@@ -407,7 +409,8 @@ def ppo_loss(net, obs, actions, pi_old, log_probs, advantages, targets, clip_eps
     l_policy = l_policy.mean()
     l_vf = (values - targets).square().mean()  # without ½, as in the paper
     entropy = pi.entropy().mean()  # S[π_θ]
-    # separate networks (Sec. 6.1): Adam cancels c1, except for its ε and --max-grad-norm
+    # The critic has its own network (Sec. 6.1). Adam divides each gradient by its usual size, so
+    # here c1 matters little: only through Adam's ε and --max-grad-norm
     l_total = l_policy - args.vf_coef * l_vf + args.ent_coef * entropy  # Eq. 9
 
     # KL(π_θold ‖ π_θ), estimated as k3 of joschu.net/blog/kl-approx
@@ -435,7 +438,7 @@ class Penalty(nn.Module):
 
 
 def anneal(args, iteration):
-    """Adam's step size and the clipping ε in an iteration (from 0), with α falling from 1 to 0.
+    """Adam's step size and clipping ε in iteration 0, 1, ...; α falls from 1 to 0.
 
     Not in the paper for these tasks: α is Table 5's, for Atari (--anneal none)
     """
@@ -630,7 +633,7 @@ class Run(AbstractContextManager):
         """Ask the run to stop after this iteration; a second Ctrl-C ends it at once."""
         self.stop = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once\n")
+        os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once, unsaved\n")
 
     @property
     def score(self):
@@ -708,8 +711,9 @@ class Run(AbstractContextManager):
         command = shlex.join([python, os.path.relpath(__file__)])
         run_dir, out = shlex.quote(str(self.dir)), sys.stderr if failed else sys.stdout
         if not failed:
-            print(f"step {self.step:,}: score {self.score:.5g}, the mean return of the last "
-                  f"{min(len(self.episodes), 100)} episodes")  # fmt: skip
+            count = min(len(self.episodes), 100)
+            score = f"score {self.score:.5g}, the mean return of the last {count} episodes"
+            print(f"step {self.step:,}: {score if count else 'no episode has ended yet'}")
             print(f"watch:  {command} --evaluate {run_dir} --render")
         if self.step < self.bar.total and (self.dir / "checkpoint.pt").exists():
             print(f"go on:  {command} --resume {run_dir}", file=out, flush=True)

@@ -93,7 +93,7 @@ class Args:
     run_dir: str = ""  # a new directory for the records; if not given: one in runs/
     goal_score: float | None = None  # stop when the last 100 episodes average this score
     resume: str = ""  # directory of a run: go on with it, with its settings
-    evaluate: str = ""  # directory of a run, or a .pt file: play its policy, do not train
+    evaluate: str = ""  # directory of a run (its best.pt), or a .pt file: play it, do not train
     episodes: Count = 10  # with --evaluate: number of episodes
     deterministic: bool = False  # with --evaluate: take the most probable action, do not sample
     render: bool = False  # with --evaluate: show a window
@@ -137,7 +137,7 @@ def train(args, checkpoint=None):
                 scale_rewards(batch, net.return_moments, args.gamma)
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 3
             stats = update(net, optimizer, batch, args)  # line 4
-            if args.norm_obs:  # not in the paper (--no-norm-obs); last: this changes π
+            if args.norm_obs:  # not in the paper (--no-norm-obs); after the update: it changes π
                 net.obs_moments.add(batch.raw_obs[:-1].flatten(0, 1))
             if run.log(episodes, stats) or run.stop:  # --goal-score is reached, or Ctrl-C
                 break
@@ -175,7 +175,8 @@ class ActorCritic(nn.Module):
         return raw_obs.float()
 
     def pi_params(self, obs):
-        """The parameters of π(·|s): logits (..., n), or means and log stds (..., 2 × actions)."""
+        """The parameters of π(·|s): logits (..., number of actions), or means and log stds
+        (..., 2 × action size)."""
         out = self.actor(obs)
         return out if self.discrete else torch.cat((out, self.log_std.expand_as(out)), -1)
 
@@ -324,11 +325,12 @@ def make_policy(net, num_steps, num_envs):
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
-    next_values[t] is V of the state after step t, before any reset. It is not used if step t was
-    terminal. If a time limit cut the episode off (truncated), it stands for the rewards that would
-    have followed. The sum of Eq. 11 ends at either. (Its last exponent is T−t−1, not T−t+1.)
+    next_values[t] is V of the state to which step t led, before any reset. Where the episode ended
+    (terminated) no rewards follow, and it is not used. Where a time limit cut the episode off
+    (truncated), it stands for the rewards that would have followed. The sum of Eq. 11 stops at
+    both. Its last exponent is T−t−1; the paper prints T−t+1.
     """
-    # the factors (1 - ...): not in the PPO paper, whose sums do not reach an episode's end
+    # the factors (1 - ...): not in the PPO paper, where no episode ends before step T
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
     advantages = torch.zeros_like(rewards)
@@ -375,7 +377,8 @@ def flat(tensors):
 
 
 def surrogate(pi, samples):
-    """L_θold(θ), the objective of Eq. 14 with q = π_θold (Sec. 5.1) and advantages for Q."""
+    """L_θold(θ), the objective of Eq. 14. Its q, the policy that chose the actions, is π_θold
+    (Sec. 5.1), and advantages take the place of its Q-values."""
     ratio = (pi.log_prob(samples.actions) - samples.log_probs).exp()
     return (ratio * samples.advantages).mean()
 
@@ -401,13 +404,14 @@ def conjugate_gradient(product, b, num_iters, tolerance=1e-10):
     """Solve A x = b for a positive definite A, given as product(y) = A y; App. C.
 
     Returns x and the norm of the residual b - A x. Stops once |b - A x|² ≤ tolerance · |b|².
+    p: the direction of an iteration's step; alpha: its length along p.
     """
     x = torch.zeros_like(b)
     residual, p = b.clone(), b.clone()
     residual_sq = residual @ residual
     enough = tolerance * residual_sq
     for _ in range(num_iters):
-        if residual_sq <= enough:  # not in the paper: close enough (Baselines)
+        if residual_sq <= enough:  # not in the paper: close enough (Baselines: |b - A x|² < 1e-10)
             break
         a_p = product(p)
         curvature = p @ a_p
@@ -642,7 +646,7 @@ class Run(AbstractContextManager):
         """Ask the run to stop after this iteration; a second Ctrl-C ends it at once."""
         self.stop = number
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once\n")
+        os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once, unsaved\n")
 
     @property
     def score(self):
@@ -720,8 +724,9 @@ class Run(AbstractContextManager):
         command = shlex.join([python, os.path.relpath(__file__)])
         run_dir, out = shlex.quote(str(self.dir)), sys.stderr if failed else sys.stdout
         if not failed:
-            print(f"step {self.step:,}: score {self.score:.5g}, the mean return of the last "
-                  f"{min(len(self.episodes), 100)} episodes")  # fmt: skip
+            count = min(len(self.episodes), 100)
+            score = f"score {self.score:.5g}, the mean return of the last {count} episodes"
+            print(f"step {self.step:,}: {score if count else 'no episode has ended yet'}")
             print(f"watch:  {command} --evaluate {run_dir} --render")
         if self.step < self.bar.total and (self.dir / "checkpoint.pt").exists():
             print(f"go on:  {command} --resume {run_dir}", file=out, flush=True)

@@ -6,7 +6,8 @@
 
 Runs of the same script and settings, whatever their seed, are one group. A group is named by the
 settings in which it differs from the others, and by the script's version (the beginning of its
-SHA-256) if that differs. If a run was repeated, the newest of its seed counts.
+SHA-256) if that differs. If a run was repeated, the longest of its
+seed counts, and of equally long ones the newest.
 
 A curve is the mean return of the last 100 episodes, the measure of the PPO paper, averaged over
 the group's seeds. Thin curves are single seeds. With five seeds or more a band, the 95% bootstrap
@@ -96,6 +97,11 @@ class Run(NamedTuple):
         """Mean return of the last 100 episodes."""
         return self.episodes["return"].tail(100).mean()
 
+    @property
+    def last_step(self):
+        """Where the last episode ended."""
+        return max(self.episodes["step"], default=0)
+
 
 def read_run(path):
     """The run in a run directory, or in a file seed<k>.csv.gz, which has a .json beside it."""
@@ -143,13 +149,15 @@ def in_words(name, value):
 
 
 def drop_repeated(runs):
-    """The last of the runs of each group, task and seed; says which others it leaves out."""
-    newest = {(run.label, run.env_id, run.seed): run for run in runs}
+    """The longest run of each group, task and seed, and of equally long ones the last. Says which
+    others it leaves out."""
+    by_length = sorted(runs, key=lambda run: run.last_step)
+    longest = {(run.label, run.env_id, run.seed): run for run in by_length}
     for run in runs:
-        kept = newest[run.label, run.env_id, run.seed]
+        kept = longest[run.label, run.env_id, run.seed]
         if kept is not run:
             print(f"{run.path}: left out, {kept.path} repeats it")
-    return list(newest.values())
+    return list(longest.values())
 
 
 def processor():
@@ -335,10 +343,11 @@ def main(argv=None):
     runs = drop_repeated(name_groups(read_runs(args.paths)))
     runs.sort(key=lambda run: run.label)
     for run in runs:
-        last = max(run.episodes["step"], default=0)
-        wanted = run.about["settings"].get("total_steps", 0)
-        if last < 0.9 * wanted:
-            print(f"{run.path}: its data end at step {last:,} of {wanted:,}")
+        own = run.about["settings"]
+        wanted = own.get("total_steps", 0)
+        wanted -= wanted % (own.get("num_steps", 1) * own.get("num_envs", 1))  # whole rollouts
+        if run.last_step < 0.9 * wanted:
+            print(f"{run.path}: its data end at step {run.last_step:,} of {wanted:,}")
     runs = [run for run in runs if len(run.episodes)] or sys.exit("no episode is finished")
     if args.keep:
         if len({(run.env_id, run.seed) for run in runs}) < len(runs):

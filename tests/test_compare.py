@@ -56,6 +56,15 @@ def test_the_newest_of_repeated_runs_counts(tmp_path, capsys):
     assert f"{old}: " in out and "| ppo_x | Hopper-v5 | 1 | 200 |" in out
 
 
+def test_a_repeated_run_that_was_cut_off_does_not_count(tmp_path, capsys):
+    whole = make_run(tmp_path / "x", level=200)
+    os.utime(whole, (1, 1))
+    cut_off = make_run(tmp_path / "a", level=0, episodes=20)
+    compare.main([str(whole), str(cut_off), "--out", str(tmp_path / "picture.png")])
+    out = capsys.readouterr().out
+    assert f"{cut_off}: " in out and "| ppo_x | Hopper-v5 | 1 | 200 |" in out
+
+
 def test_a_picture_of_runs_of_unequal_length(tmp_path, capsys):
     runs = [make_run(tmp_path / f"r{k}", k, k, episodes=300 - 80 * k) for k in range(3)]
     runs.append(make_run(tmp_path / "none", 4, episodes=0))
@@ -66,7 +75,9 @@ def test_a_picture_of_runs_of_unequal_length(tmp_path, capsys):
 
 
 def test_a_run_that_stopped_early_is_named(tmp_path, capsys):
-    long, short = (make_run(tmp_path / str(n), n, episodes=n, total_steps=3000) for n in (300, 20))
+    """A run of whole rollouts, fewer steps than --total-steps, has not stopped early."""
+    long, short = (make_run(tmp_path / str(n), n, episodes=n, total_steps=3999, num_steps=1000,
+                            num_envs=3) for n in (300, 20))  # fmt: skip
     compare.main([str(long), str(short), "--out", str(tmp_path / "picture.png")])
     out = capsys.readouterr().out
     [line] = [line for line in out.splitlines() if line.startswith(f"{short}:")]
