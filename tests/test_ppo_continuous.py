@@ -417,7 +417,7 @@ def test_target_kl_ends_the_epochs():
 
 
 def test_update_refuses_a_loss_that_is_not_finite():
-    with pytest.raises(FloatingPointError, match="nan"):
+    with pytest.raises(FloatingPointError, match="is nan"):
         Update(spoil=math.nan)
 
 

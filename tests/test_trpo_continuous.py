@@ -412,7 +412,7 @@ def test_update_refuses_what_is_not_finite():
     """An advantage, and then nothing changes; or the critic's loss."""
     run = Iteration("CartPole-v1")
     before, run.batch.advantages[20, 2] = state(run.net), math.nan
-    with pytest.raises(FloatingPointError, match="nan"):
+    with pytest.raises(FloatingPointError, match="policy_gradient is nan"):
         run.update()
     assert not changed(before, run.net) and not run.optimizer.state
     with pytest.raises(FloatingPointError, match="value_loss"):
