@@ -812,6 +812,8 @@ def main(argv=None):
     args, checkpoint = parse_args(argv)
     if args.num_envs % WORLD_SIZE or args.minibatch_size % WORLD_SIZE:
         sys.exit(f"--num-envs, --minibatch-size: need multiples of the {WORLD_SIZE} processes")
+    if args.minibatch_size < 2 * WORLD_SIZE:
+        sys.exit(f"--minibatch-size: need 2 samples or more for each of {WORLD_SIZE} processes")
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
     torch.set_num_threads(args.threads)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

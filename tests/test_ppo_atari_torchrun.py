@@ -122,8 +122,10 @@ def test_two_processes_have_one_network_and_games_of_their_own(tmp_path):
 
 @pytest.mark.parametrize("flags", [
     "--num-envs 8 --minibatch-size 192 --num-steps 96", "--num-envs 6 --minibatch-size 256",
+    "--num-envs 6 --minibatch-size 3",
 ])  # fmt: skip
 def test_what_does_not_divide_is_refused(flags, monkeypatch):
+    """Nor may a process have a single sample to standardise."""
     monkeypatch.setattr(ppo_atari, "WORLD_SIZE", 3)
     with pytest.raises(SystemExit, match="3 processes"):
         ppo_atari.main(flags.split())
