@@ -6,8 +6,8 @@
 
 Runs of the same script and settings, whatever their seed, are one group. A group is named by the
 settings in which it differs from the others, and by the script's version (the beginning of its
-SHA-256) if that differs. If a run was repeated, the longest of its
-seed counts, and of equally long ones the newest.
+SHA-256) if that differs. If a run was repeated, the longest of its seed counts, and of equally
+long ones the newest.
 
 A curve is the mean return of the last 100 episodes, the measure of the PPO paper, averaged over
 the group's seeds. Thin curves are single seeds. With five seeds or more a band, the 95% bootstrap
