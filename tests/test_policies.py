@@ -10,7 +10,7 @@ import torch
 ROOT = Path(__file__).parent.parent
 ROWS = re.findall(r"^\| `(\w+)\.pt` \| `(\w+)\.py ?(.*)` \| ([\d.]+) \|$",
                   (ROOT / "plots/README.md").read_text(), re.M)  # fmt: skip
-SOLVED = {"cartpole": 475, "lunarlander": 200, "halfcheetah": 1500, "breakout": 50}
+SOLVED = {"cartpole": 475, "lunarlander": 200, "halfcheetah": 1500, "breakout": 200}
 LARGEST = {"breakout": 4e6}  # bytes; of the others 1e5
 MACHINE = {"run_dir", "compile", "evaluate", "resume"}  # these say nothing of the training
 
@@ -23,10 +23,10 @@ def test_every_policy_is_in_the_table():
 @pytest.mark.parametrize("name, script, flags, score", ROWS)
 def test_a_policy_is_of_the_command_and_has_learned(name, script, flags, score):
     """Ten episodes of the most probable actions; of Breakout, where these can play for ever, one of
-    sampled ones, the shortest of seeds 1 to 5."""
+    sampled ones, the shortest of seeds 1 to 9."""
     path, module = ROOT / f"plots/policies/{name}.pt", importlib.import_module(script)
     sampled = name == "breakout"
-    how = ["--episodes", "1", "--seed", "3"] if sampled else ["--deterministic"]
+    how = ["--episodes", "1", "--seed", "1"] if sampled else ["--deterministic"]
     checkpoint = torch.load(path, weights_only=True)
     assert path.stat().st_size < LARGEST.get(name, 1e5) and f"{checkpoint['best']:.0f}" == score
     settings, made = vars(module.parse_args(flags.split())[0]), checkpoint["settings"]
