@@ -68,6 +68,7 @@ TABLE1 = {  # of the PPO paper: a row's average normalised score, and the flags 
 PLAIN = ("--no-norm-obs --no-norm-reward --norm-adv none --no-orthogonal --anneal none "
          "--max-grad-norm 0 --adam-eps 1e-8")  # fmt: skip
 PPO1 = "--norm-adv rollout --no-norm-reward --max-grad-norm 0 --anneal both"  # Baselines' first
+# OpenAI's ppo2; --bf16 is not part of it, it only saves time
 BASELINES = "--num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate --bf16"
 MILLION = "--num-epochs 4 --vf-coef 0.5 --total-steps 1000000"  # as speed.py has it
 
