@@ -198,7 +198,7 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
         ("ppo-algorithm", ("", "Algorithm 1", "8  end for"), LOOP),
         ("table-5", ("Args", "num_steps:", "anneal:")),
         ("atari-network", ("ActorCritic", 'if network == "paper"', "self.value_head ="),
-                          ("ActorCritic", "x = frames.permute", "return self.policy_head")),
+                          ("ActorCritic", "x = frames.to", "return self.policy_head")),
         ("act", ("rollout", "for t in range", "policy(net"),
                 ("act", "logits, values =", "log_probs =")),
         ("eq-12", ("rollout", "if truncated.any", "last_values[t] ="),
@@ -319,7 +319,7 @@ SYMBOLS = [
     ("g", "g:W b:W", "gradient of the surrogate"), ("y", "y:W", "any vector"),
     ("A", "product a_p:W damped", "Hessian of the KL, as a function y → A y"),
     ("s", "s:W", "direction of the step"),
-    ("s", "obs:@,observation_size frames:@,84,84,4", "state, as the network sees it"),
+    ("s", "obs:@,observation_size frames:@,4,84,84", "state, as the network sees it"),
 ]  # fmt: skip
 SAMPLES = {"gae": "T,N", "rollout": "T,N", "estimate_advantages": "T,N", "mean_kl": "T,N",
            "make_policy": "N", "act": "N", "ppo_loss": "M", "standardise": "M", "update": "T·N",

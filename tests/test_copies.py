@@ -13,7 +13,7 @@ PROBLEM = {  # from pixels or from state vectors
 }  # fmt: skip
 
 DIFFER = {  # where a pair's problems or algorithms differ
-    ("ppo_atari", "ppo_continuous"): PROBLEM | {"ppo_loss", "anneal", "choose_compile"},
+    ("ppo_atari", "ppo_continuous"): PROBLEM | {"ppo_loss", "anneal"},
     ("ppo_atari", "trpo_continuous"): PROBLEM,
     ("ppo_continuous", "trpo_continuous"): {
         "__doc__", "Args", "TASKS", "train", "update", "PUBLISHED_SCORES", "MAY_CHANGE", "main",

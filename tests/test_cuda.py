@@ -88,7 +88,7 @@ def minibatch(device):
     torch.manual_seed(0)
     code = ppo_atari.ppo_loss.__code__
     batch = {name: torch.rand(32) / 9 for name in code.co_varnames[3 : code.co_argcount - 1]}
-    batch["frames"] = torch.randint(256, (32, 84, 84, 4), dtype=torch.uint8)
+    batch["frames"] = torch.randint(256, (32, 84, 84, 4), dtype=torch.uint8).movedim(-1, 1)
     batch |= {"actions": torch.randint(4, (32,)), "clip_eps": torch.full((), 0.1)}
     return {name: x.to(device) for name, x in batch.items()}
 

@@ -57,14 +57,13 @@ def test_games_play_as_the_scalar_environment(env_id, limit, monkeypatch):
             scores[i], lengths[i] = scores[i] + reward, lengths[i] + 1
             fire[i] = has_fire and life_lost and not over
             if cut:
-                shown = last_frames[i].numpy()
-                np.testing.assert_array_equal(shown, obs[i].transpose(1, 2, 0))
+                np.testing.assert_array_equal(last_frames[i].numpy(), obs[i])
             if over or cut:
                 expected_finished.append((scores[i], lengths[i]))
                 scores[i], lengths[i] = 0.0, 0
                 obs[i], infos[i] = env.reset()
             lost, ended, cuts = lost + life_lost, ended + (over or cut), cuts + cut
-            np.testing.assert_array_equal(games.frames[i].numpy(), obs[i].transpose(1, 2, 0))
+            np.testing.assert_array_equal(games.frames[i].numpy(), obs[i])
         assert finished == expected_finished
     assert lost > ended > 0 if ends else cuts == ended == (4 if limit == 399 else 0)
 
@@ -79,7 +78,7 @@ def test_a_game_starts_with_fire_and_a_random_number_of_noops(monkeypatch):
         if n > 0:
             env.unwrapped.np_random = SimpleNamespace(integers=lambda low, high, n=n: n)
             obs, _ = env.reset()
-            np.testing.assert_array_equal(games.frames[i].numpy(), obs.transpose(1, 2, 0))
+            np.testing.assert_array_equal(games.frames[i].numpy(), obs)
     env = make_scalar_env("ALE/Backgammon-v5")  # which has no no-op
     assert env.reset(seed=1)[0].shape == (4, 84, 84)
 
@@ -154,7 +153,10 @@ def test_rollout_stores_what_happened(monkeypatch):
     torch.manual_seed(0)
     net = ActorCritic(games.num_actions, "paper")
     batch = make_batch(130, 4, torch.device("cpu"))
-    finished = rollout(games, net, act, batch)
+    strides = set()  # with one layout, `act` is compiled once
+    policy = lambda net, frames: strides.add(frames.stride()) or act(net, frames)
+    finished = rollout(games, net, policy, batch)
+    assert strides == {torch.empty(4, 84, 84, 4).movedim(-1, 1).stride()}
 
     expected, led_to, cut_alone = [], [], 0
     for t in range(130):
@@ -212,8 +214,8 @@ def test_networks_are_the_published_ones(network, weights):
 
     plain = ActorCritic(4, network, orthogonal=False)
     assert plain.policy_head.weight.abs().max() > 0.02 and plain.policy_head.bias.any()
-    frames = torch.randint(0, 256, (5, 84, 84, 4), dtype=torch.uint8)
-    x = plain.trunk((frames.double() / 255).float().permute(0, 3, 1, 2))
+    frames = torch.randint(0, 256, (5, 4, 84, 84), dtype=torch.uint8)
+    x = plain.trunk((frames.double() / 255).float())
     logits, values = plain(frames)
     torch.testing.assert_close(logits, plain.policy_head(x))
     torch.testing.assert_close(values, plain.value_head(x)[:, 0])
@@ -443,7 +445,7 @@ def test_compiled_functions_give_the_eager_numbers(backend, monkeypatch):
     policy, loss = ppo_atari.compile_both(cuda=False)
     _, _, batch = random_minibatch()
     batch = {name: x.float() if x.is_floating_point() else x for name, x in batch.items()}
-    batch["frames"] = torch.randint(0, 256, (12, 84, 84, 4), dtype=torch.uint8)
+    batch["frames"] = torch.randint(0, 256, (12, 84, 84, 4), dtype=torch.uint8).movedim(-1, 1)
     net = ActorCritic(3, "paper", orthogonal=False)
     with torch.no_grad():
         actions, *numbers = policy(net, batch["frames"])
@@ -477,9 +479,9 @@ class Signal:
 
     def draw(self):
         self.right = self.rng.integers(0, 2, len(self.press_fire))
-        self.frames = torch.zeros(len(self.right), 84, 84, 4, dtype=torch.uint8)
+        self.frames = torch.zeros(len(self.right), 4, 84, 84, dtype=torch.uint8)
         for frames, side in zip(self.frames, self.right, strict=True):
-            frames[:, 42 * side : 42 * side + 42] = 255
+            frames[..., 42 * side : 42 * side + 42] = 255
 
     def step(self, actions):
         rewards = np.where(actions == self.right, 5, -5)

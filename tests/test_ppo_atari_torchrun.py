@@ -39,7 +39,7 @@ def compare_and_train(args, checkpoint):
     net = ppo_atari.ActorCritic(4, "paper")
     random = {name: torch.randn(16) for name in ("values", "advantages", "targets")}
     batch = random | {
-        "frames": torch.randint(256, (16, 84, 84, 4), dtype=torch.uint8),
+        "frames": torch.randint(256, (16, 4, 84, 84), dtype=torch.uint8),
         "actions": torch.randint(4, (16,)), "log_probs": -1.4 + 0.2 * torch.randn(16)}
     mean = gradient(net, batch, slice(8 * RANK, 8 * RANK + 8))
     own, of_all = flat(mean), flat(gradient(net, batch, slice(16)))
