@@ -180,7 +180,7 @@ class ActorCritic(nn.Module):
                     layer_init(layer, gain=2**0.5)
             layer_init(self.policy_head, gain=0.01)
             layer_init(self.value_head, gain=1.0)
-        self.to(memory_format=torch.channels_last)  # as the frames are stored: fastest
+        self.to(memory_format=torch.channels_last)  # as the frames are
 
     def forward(self, frames):
         """frames (B, 4, 84, 84) uint8 -> logits (B, number of actions), values (B,), float32."""
@@ -252,6 +252,7 @@ def rollout(games, net, policy, batch):
         batch.terminated[t] = torch.from_numpy(terminated)
         batch.truncated[t] = torch.from_numpy(truncated)
         if truncated.any():  # not in the paper: at a time limit, bootstrap from V
+            # laid out as batch.frames: for another layout `act` would be compiled again
             last_frames = last_frames.to(device, memory_format=torch.channels_last)
             last_values[t] = policy(net, last_frames)[2].cpu()
         episodes += [(t, *episode) for episode in finished]
