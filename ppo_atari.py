@@ -216,7 +216,7 @@ def make_batch(num_steps, num_envs, device):
     """
     shape = (num_steps, num_envs)
     return SimpleNamespace(
-        # (T, N, 4, 84, 84), in memory channels last, on which convolutions are fastest
+        # (T, N, 4, 84, 84); channels are last in memory, which makes convolutions fastest
         frames=torch.zeros(*shape, 84, 84, 4, dtype=torch.uint8, device=device).movedim(-1, 2),
         actions=torch.zeros(shape, dtype=torch.int64, device=device),
         log_probs=torch.zeros(shape, device=device),  # log π_θold(a_t|s_t)
