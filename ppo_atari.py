@@ -11,8 +11,8 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 8  end for
 
 The defaults are the paper's Table 5, with a larger network (--network paper is that of Sec. 6.4).
-Anything that is not in the paper says so, and most of it has a flag that turns it off. "Baselines"
-is OpenAI's ppo2; "ppo1" is the authors' first code.
+Anything that is not in the paper says so, mostly with the flag that turns it off, in brackets.
+"Baselines" is OpenAI's ppo2; "ppo1" is the authors' first code.
 
   python ppo_atari.py [--cuda]                      train on Breakout, on the CPU or the GPU
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game
@@ -47,7 +47,7 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 # before torch loads:
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # idle threads leave the cores to the emulators
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: updates are a fifth faster
-os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # compiled code ignores timings
+os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # compile to the same code every time
 if RANK > 0:
     os.environ["TQDM_DISABLE"] = "1"  # only process 0 shows its progress
 
@@ -220,7 +220,7 @@ def make_batch(num_steps, num_envs, device):
         frames=torch.zeros(*shape, 84, 84, 4, dtype=torch.uint8, device=device).movedim(-1, 2),
         actions=torch.zeros(shape, dtype=torch.int64, device=device),
         log_probs=torch.zeros(shape, device=device),  # log π_θold(a_t|s_t)
-        fired=torch.zeros(shape),  # 1 where FIRE was pressed, whatever the policy chose
+        fired=torch.zeros(shape),  # 1 where `Games` pressed FIRE, not the policy
         rewards=torch.zeros(shape),
         terminated=torch.zeros(shape),  # 1 where a life was lost or the game was over
         truncated=torch.zeros(shape),  # 1 where the frame limit ended the game
@@ -251,7 +251,7 @@ def rollout(games, net, policy, batch):
         batch.rewards[t] = torch.from_numpy(rewards).sign()  # not in the paper: [Mni+15]'s clipping
         batch.terminated[t] = torch.from_numpy(terminated)
         batch.truncated[t] = torch.from_numpy(truncated)
-        if truncated.any():  # not in the paper: at a time limit, bootstrap from V
+        if truncated.any():  # not in the paper: at a time limit, V (Pardo et al. 2018)
             # laid out as batch.frames: for another layout `act` would be compiled again
             last_frames = last_frames.to(device, memory_format=torch.channels_last)
             last_values[t] = policy(net, last_frames)[2].cpu()
@@ -270,8 +270,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
     next_values[t] is V of the state to which step t led, before any reset. Where the episode ended
-    (terminated) no rewards follow, and it is not used. Where a time limit cut the episode off
-    (truncated), it stands for the rewards that would have followed. The sum of Eq. 11 stops at
+    (terminated), no rewards follow, and this V is not used. Where a time limit cut it off
+    (truncated), this V stands for the rewards that would have followed. The sum of Eq. 11 stops at
     both. Its last exponent is T−t−1; the paper prints T−t+1.
     """
     # the factors (1 - ...): not in the PPO paper, where no episode ends before step T
@@ -347,14 +347,15 @@ def compile_both(cuda):
 def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    loss: `ppo_loss`, compiled or not. Returns the scalars to log: the statistics of `ppo_loss`
-    averaged over the minibatches, and what is measured after the update. Raises FloatingPointError
-    if one is not finite.
+    loss: `ppo_loss`, compiled or not. Returns scalars to log, among them the statistics of
+    `ppo_loss`, averaged over the minibatches. Raises FloatingPointError if a statistic is not
+    finite.
     """
     device = batch.frames.device
     names = ("frames", "actions", "log_probs", "values", "advantages", "targets")
     samples = {name: getattr(batch, name).flatten(0, 1).to(device) for name in names}  # (T·N, ...)
-    # not in the paper: where `Games` pressed FIRE, the policy's action had no effect, so Â = 0
+    # not in the paper: where `Games` pressed FIRE, the policy's action had no effect, so Â = 0.
+    # Set after standardising, it would leave the other Â a mean below 0: nothing was learned so.
     samples["advantages"] = samples["advantages"] * (1 - batch.fired.flatten().to(device))
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples["advantages"] = standardise(samples["advantages"])
@@ -630,14 +631,14 @@ class Run(AbstractContextManager):
         self.tensorboard.close()
         python = sys.executable.removeprefix(f"{os.getcwd()}/")  # such as .venv/bin/python
         command = shlex.join([python, os.path.relpath(__file__)])
-        run_dir, out = shlex.quote(str(self.dir)), sys.stderr if failed else sys.stdout
+        run_dir = shlex.quote(str(self.dir))
         if not failed:
             count = min(len(self.episodes), 100)
             score = f"score {self.score:.5g}, the mean return of the last {count} episodes"
             print(f"step {self.step:,}: {score if count else 'no episode has ended yet'}")
             print(f"watch:  {command} --evaluate {run_dir} --render")
         if self.step < self.bar.total and (self.dir / "checkpoint.pt").exists():
-            print(f"go on:  {command} --resume {run_dir}", file=out, flush=True)
+            print(f"go on:  {command} --resume {run_dir}", flush=True)
         for number, handler in self.handlers.items():  # from now on, signals end the process again
             signal.signal(number, handler)
         if self.stop and not failed:
@@ -731,7 +732,7 @@ def parse_args(argv=None):
     """The settings, and the checkpoint that --resume or --evaluate names, or None."""
     style = {"args": argv, "description": __doc__, "config": (tyro.conf.DisallowNone,)}
     first, _ = tyro.cli(first_flags, **style, return_unknown_args=True, add_help=False)
-    env_id, resume, evaluate = first
+    _, resume, evaluate = first
     if resume and evaluate:
         sys.exit("--resume, --evaluate: use one of them, not both")
     if not (resume or evaluate):

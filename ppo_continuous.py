@@ -11,8 +11,8 @@ Algorithm 1  PPO, Actor-Critic Style                                         her
 8  end for
 
 The defaults are the paper's Table 3 with an annealed learning rate; small tasks have their own
-(TASKS). Anything that is not in the paper says so, and most of it has a flag that turns it off.
-"Baselines" is OpenAI's ppo2; "ppo1" is the authors' first code.
+(TASKS). Anything that is not in the paper says so, mostly with the flag that turns it off, in
+brackets. "Baselines" is OpenAI's ppo2; "ppo1" is the authors' first code.
 
   python ppo_continuous.py                               learn CartPole-v1
   python ppo_continuous.py --env-id HalfCheetah-v5       a million steps, continuous actions
@@ -185,7 +185,7 @@ class ActorCritic(nn.Module):
 
     def normalise(self, raw_obs):
         """Raw observations as the networks take them, float32."""
-        if self.norm_obs:  # not in the paper: ppo2's; moments of earlier rollouts (--no-norm-obs)
+        if self.norm_obs:  # not in the paper: as ppo2, by moments of past rollouts (--no-norm-obs)
             raw_obs = ((raw_obs - self.obs_moments.mean) / self.obs_moments.std).clamp(-10, 10)
         return raw_obs.float()
 
@@ -303,7 +303,7 @@ def rollout(envs, net, batch):
     batch.pi_old = net.pi_params(batch.obs)
     batch.log_probs = net.distribution(batch.pi_old).log_prob(batch.actions)
     batch.values = net.value(batch.obs)
-    # not in the paper: at a time limit, bootstrap from V
+    # not in the paper: at a time limit, bootstrap from V (Pardo et al. 2018)
     batch.next_values = net.value(net.normalise(batch.next_obs))
     return episodes
 
@@ -341,8 +341,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
     next_values[t] is V of the state to which step t led, before any reset. Where the episode ended
-    (terminated) no rewards follow, and it is not used. Where a time limit cut the episode off
-    (truncated), it stands for the rewards that would have followed. The sum of Eq. 11 stops at
+    (terminated), no rewards follow, and this V is not used. Where a time limit cut it off
+    (truncated), this V stands for the rewards that would have followed. The sum of Eq. 11 stops at
     both. Its last exponent is T−t−1; the paper prints T−t+1.
     """
     # the factors (1 - ...): not in the PPO paper, where no episode ends before step T
@@ -426,7 +426,7 @@ class Penalty(nn.Module):
 
     def __init__(self, beta):
         super().__init__()
-        self.register_buffer("beta", torch.tensor(beta))
+        self.register_buffer("beta", torch.tensor(float(beta)))
 
     def adapt(self, kl, kl_target):
         """Sec. 4, after an update that moved π by this KL: the β to use in the next."""
@@ -469,9 +469,9 @@ def compile_gradients(net):
 def update(gradients, net, optimizer, batch, learning_rate, clip_eps, beta, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    gradients: `compute_gradients`, compiled or not. Returns the scalars to log: the statistics of
-    `ppo_loss` averaged over the minibatches, and what is measured after the update. Raises
-    FloatingPointError if one is not finite.
+    gradients: `compute_gradients`, compiled or not. Returns scalars to log, among them
+    the statistics of `ppo_loss`, averaged over the minibatches. Raises FloatingPointError if a
+    statistic is not finite.
     """
     names = ("obs", "actions", "pi_old", "log_probs", "advantages", "targets")
     samples = {name: getattr(batch, name).flatten(0, 1) for name in names}  # (T·N, ...)
@@ -709,14 +709,14 @@ class Run(AbstractContextManager):
         self.tensorboard.close()
         python = sys.executable.removeprefix(f"{os.getcwd()}/")  # such as .venv/bin/python
         command = shlex.join([python, os.path.relpath(__file__)])
-        run_dir, out = shlex.quote(str(self.dir)), sys.stderr if failed else sys.stdout
+        run_dir = shlex.quote(str(self.dir))
         if not failed:
             count = min(len(self.episodes), 100)
             score = f"score {self.score:.5g}, the mean return of the last {count} episodes"
             print(f"step {self.step:,}: {score if count else 'no episode has ended yet'}")
             print(f"watch:  {command} --evaluate {run_dir} --render")
         if self.step < self.bar.total and (self.dir / "checkpoint.pt").exists():
-            print(f"go on:  {command} --resume {run_dir}", file=out, flush=True)
+            print(f"go on:  {command} --resume {run_dir}", flush=True)
         for number, handler in self.handlers.items():  # from now on, signals end the process again
             signal.signal(number, handler)
         if self.stop and not failed:

@@ -4,7 +4,7 @@ The practical algorithm of Sec. 6, "single path", in our words               her
 1  for iteration = 1, 2, ... do                                              train
 2      run policy π_θold, collecting states, actions and rewards             rollout
 3      estimate the Q-values of the state-action pairs                       estimate_advantages
-4      maximise the surrogate over the pairs, with the mean KL at most δ:    update
+4      maximise the surrogate L, keeping the mean KL at most δ:              update
            g: the surrogate's gradient                                       trust_region_step
            y → A y, A being the Hessian of the mean KL                       fisher_vector_product
            s ≈ A⁻¹ g, without ever forming A                                 conjugate_gradient
@@ -14,7 +14,7 @@ The practical algorithm of Sec. 6, "single path", in our words               her
 
 The paper estimates the Q-values without a critic. Here, as is usual today, advantages take their
 place, estimated by GAE (arXiv 1506.02438) with a critic that is fitted after the policy's step.
-With exact advantages the surrogate changes only by a constant (Sec. 5). The networks are those of
+Exact advantages would change the surrogate only by a constant (Sec. 5). The networks are those of
 the PPO paper (arXiv 1707.06347). Anything else that is not in the paper says so. "Vine", the
 paper's other way to collect samples, is left out. "Baselines" is OpenAI's trpo_mpi, "ppo2" its PPO.
 
@@ -77,7 +77,7 @@ class Args:
     num_steps: Count = 1024  # T, steps of each actor in a rollout (Baselines' value)
     gamma: Fraction = 0.99  # γ, discount (the paper's value)
 
-    # Not in the paper: critic, scaling and initial weights, from OpenAI's Baselines
+    # Not in the paper: from OpenAI's Baselines
     gae_lambda: Fraction = 0.98  # λ of GAE; 1: returns minus V
     num_epochs: Count = 5  # K, the critic's passes over a rollout
     minibatch_size: Count = 64  # M, samples in one of the critic's minibatches
@@ -170,7 +170,7 @@ class ActorCritic(nn.Module):
 
     def normalise(self, raw_obs):
         """Raw observations as the networks take them, float32."""
-        if self.norm_obs:  # not in the paper: ppo2's; moments of earlier rollouts (--no-norm-obs)
+        if self.norm_obs:  # not in the paper: as ppo2, by moments of past rollouts (--no-norm-obs)
             raw_obs = ((raw_obs - self.obs_moments.mean) / self.obs_moments.std).clamp(-10, 10)
         return raw_obs.float()
 
@@ -288,7 +288,7 @@ def rollout(envs, net, batch):
     batch.pi_old = net.pi_params(batch.obs)
     batch.log_probs = net.distribution(batch.pi_old).log_prob(batch.actions)
     batch.values = net.value(batch.obs)
-    # not in the paper: at a time limit, bootstrap from V
+    # not in the paper: at a time limit, bootstrap from V (Pardo et al. 2018)
     batch.next_values = net.value(net.normalise(batch.next_obs))
     return episodes
 
@@ -326,8 +326,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
 
     next_values[t] is V of the state to which step t led, before any reset. Where the episode ended
-    (terminated) no rewards follow, and it is not used. Where a time limit cut the episode off
-    (truncated), it stands for the rewards that would have followed. The sum of Eq. 11 stops at
+    (terminated), no rewards follow, and this V is not used. Where a time limit cut it off
+    (truncated), this V stands for the rewards that would have followed. The sum of Eq. 11 stops at
     both. Its last exponent is T−t−1; the paper prints T−t+1.
     """
     # the factors (1 - ...): not in the PPO paper, where no episode ends before step T
@@ -387,8 +387,8 @@ def fisher_vector_product(net, obs, weights):
     """Return a function that computes A y, (W,) -> (W,). A is the Hessian of the mean
     KL(π_θold ‖ π_θ) at θ_old, which is the Fisher matrix there.
 
-    It differentiates the KL twice, the generic way of App. C.1. obs: the states of the mean,
-    (B, observation size); weights: the policy's tensors, W numbers in all.
+    It differentiates the KL twice, the generic way of App. C.1. obs: the states to average
+    over, (B, observation size); weights: the policy's tensors, W numbers in all.
     """
     pi = net.pi_params(obs)
     kl = kl_divergence(net.distribution(pi.detach()), net.distribution(pi)).mean()
@@ -722,14 +722,14 @@ class Run(AbstractContextManager):
         self.tensorboard.close()
         python = sys.executable.removeprefix(f"{os.getcwd()}/")  # such as .venv/bin/python
         command = shlex.join([python, os.path.relpath(__file__)])
-        run_dir, out = shlex.quote(str(self.dir)), sys.stderr if failed else sys.stdout
+        run_dir = shlex.quote(str(self.dir))
         if not failed:
             count = min(len(self.episodes), 100)
             score = f"score {self.score:.5g}, the mean return of the last {count} episodes"
             print(f"step {self.step:,}: {score if count else 'no episode has ended yet'}")
             print(f"watch:  {command} --evaluate {run_dir} --render")
         if self.step < self.bar.total and (self.dir / "checkpoint.pt").exists():
-            print(f"go on:  {command} --resume {run_dir}", file=out, flush=True)
+            print(f"go on:  {command} --resume {run_dir}", flush=True)
         for number, handler in self.handlers.items():  # from now on, signals end the process again
             signal.signal(number, handler)
         if self.stop and not failed:

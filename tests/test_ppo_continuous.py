@@ -430,7 +430,7 @@ def test_update_refuses_a_loss_that_is_not_finite():
 ])  # fmt: skip
 def test_the_adaptive_beta_at_its_borders(kl, beta):
     """For a target of 0.015; and again from where it has got to. It can always come back."""
-    penalty = ppo_continuous.Penalty(4.0)
+    penalty = ppo_continuous.Penalty(4)
     for factor in (1, beta / 4):
         penalty.adapt(kl, 0.015)
         assert penalty.beta.item() == beta * factor

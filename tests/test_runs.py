@@ -280,7 +280,7 @@ def test_an_error_in_mid_run_keeps_its_traceback_and_names_resume(tmp_path, caps
     capsys.readouterr()
     with pytest.raises(ZeroDivisionError), in_update(monkeypatch, script, 1, fail):
         main(script, "--resume", run_dir, "--total-steps", 640)
-    assert f"--resume {run_dir}" in capsys.readouterr().err
+    assert f"--resume {run_dir}" in capsys.readouterr().out
     assert load(run_dir / "checkpoint.pt")["step"] == 128
 
 
