@@ -185,7 +185,7 @@ class ActorCritic(nn.Module):
 
     def normalise(self, raw_obs):
         """Raw observations as the networks take them, float32."""
-        if self.norm_obs:  # not in the paper: as ppo2, by moments of past rollouts (--no-norm-obs)
+        if self.norm_obs:  # not in the paper: as in ppo2, over past rollouts (--no-norm-obs)
             raw_obs = ((raw_obs - self.obs_moments.mean) / self.obs_moments.std).clamp(-10, 10)
         return raw_obs.float()
 
@@ -469,8 +469,8 @@ def compile_gradients(net):
 def update(gradients, net, optimizer, batch, learning_rate, clip_eps, beta, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    gradients: `compute_gradients`, compiled or not. Returns scalars to log, among them
-    the statistics of `ppo_loss`, averaged over the minibatches. Raises FloatingPointError if a
+    gradients: `compute_gradients`, compiled or not. Returns scalars to log, among them the
+    statistics of `ppo_loss`, averaged over the minibatches. Raises FloatingPointError if a
     statistic is not finite.
     """
     names = ("obs", "actions", "pi_old", "log_probs", "advantages", "targets")

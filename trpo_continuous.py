@@ -14,9 +14,10 @@ The practical algorithm of Sec. 6, "single path", in our words               her
 
 The paper estimates the Q-values without a critic. Here, as is usual today, advantages take their
 place, estimated by GAE (arXiv 1506.02438) with a critic that is fitted after the policy's step.
-Exact advantages would change the surrogate only by a constant (Sec. 5). The networks are those of
-the PPO paper (arXiv 1707.06347). Anything else that is not in the paper says so. "Vine", the
-paper's other way to collect samples, is left out. "Baselines" is OpenAI's trpo_mpi, "ppo2" its PPO.
+In place of exact Q-values, exact advantages change the surrogate only by a constant (Sec. 5). The
+networks are those of the PPO paper (arXiv 1707.06347). Anything else that is not in the paper says
+so, mostly with the flag that turns it off, in brackets. "Vine", the paper's other way to collect
+samples, is left out. "Baselines" is OpenAI's trpo_mpi, "ppo2" its PPO.
 
   python trpo_continuous.py                              learn CartPole-v1
   python trpo_continuous.py --env-id HalfCheetah-v5      a million steps, continuous actions
@@ -170,7 +171,7 @@ class ActorCritic(nn.Module):
 
     def normalise(self, raw_obs):
         """Raw observations as the networks take them, float32."""
-        if self.norm_obs:  # not in the paper: as ppo2, by moments of past rollouts (--no-norm-obs)
+        if self.norm_obs:  # not in the paper: as in ppo2, over past rollouts (--no-norm-obs)
             raw_obs = ((raw_obs - self.obs_moments.mean) / self.obs_moments.std).clamp(-10, 10)
         return raw_obs.float()
 
