@@ -355,7 +355,7 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     names = ("frames", "actions", "log_probs", "values", "advantages", "targets")
     samples = {name: getattr(batch, name).flatten(0, 1).to(device) for name in names}  # (T·N, ...)
     # not in the paper: where `Games` pressed FIRE, the policy's action had no effect, so Â = 0
-    # (set before standardising; set after it, the mean of all Â would not be 0)
+    # (before standardising, which then makes the mean of all Â 0)
     samples["advantages"] = samples["advantages"] * (1 - batch.fired.flatten().to(device))
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples["advantages"] = standardise(samples["advantages"])
