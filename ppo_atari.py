@@ -47,7 +47,6 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 # before torch loads:
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # idle threads leave the cores to the emulators
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: updates are a fifth faster
-os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")  # compile to the same code every time
 if RANK > 0:
     os.environ["TQDM_DISABLE"] = "1"  # only process 0 shows its progress
 
@@ -340,8 +339,9 @@ def anneal(args, iteration):
 def compile_both(cuda):
     """`act` and `ppo_loss`, compiled; on the GPU as CUDA graphs."""
     print("compiling, which takes about a minute (--no-compile begins at once)", flush=True)
-    mode = "reduce-overhead" if cuda else "default"
-    return [torch.compile(function, mode=mode, fullgraph=True) for function in (act, ppo_loss)]
+    # deterministic: kernels are not chosen by timing, so that the same seed is the same run
+    options = {"triton.cudagraphs": cuda, "deterministic": True}
+    return [torch.compile(f, options=options, fullgraph=True) for f in (act, ppo_loss)]
 
 
 def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):

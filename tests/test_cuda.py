@@ -14,6 +14,7 @@ import torch
 from functorch.compile import make_boxed_func
 from processes import ROOT, events, main, rows, same, small
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor import compile_fx, config
 from torch._inductor.utils import is_cudagraph_unsafe_fx_node
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
@@ -123,6 +124,26 @@ def test_what_is_compiled_suits_cuda_graphs(bf16, elsewhere):
     makes of them, and CUDA graphs of those, need a GPU."""
     dtype = torch.bfloat16 if bf16 else torch.float32
     assert elsewhere(trace, bf16) == (3, {"gpu"}, {dtype}, [])
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_the_compiler_picks_no_kernel_by_timing(cuda, monkeypatch):
+    """Else the same seed would not be the same run. `act`, `ppo_loss` and its gradients."""
+    settings = []
+
+    def compiler(graph, inputs, **_):
+        settings.append((config.deterministic, config.triton.cudagraphs))
+        return make_boxed_func(graph.forward)
+
+    monkeypatch.setattr(compile_fx, "_compile_fx_inner", compiler)
+    torch._dynamo.reset()
+    policy, loss = ppo_atari.compile_both(cuda)
+    net, batch = ppo_atari.ActorCritic(4, "paper", orthogonal=False), minibatch("cpu")
+    with torch.no_grad():
+        policy(net, batch["frames"])
+    loss(net, **batch, args=ppo_atari.Args())[0].backward()
+    torch._dynamo.reset()
+    assert settings == [(True, cuda)] * 3
 
 
 @pytest.mark.parametrize("usable, local_rank", [(False, 0), (True, 1)])
