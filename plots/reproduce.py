@@ -119,7 +119,6 @@ EXPERIMENTS = {
     ],
     "breakout": [
         Variant("defaults", "breakout/defaults", ATARI, BREAKOUT),
-        Variant("defaults, earlier version", "breakout/older-defaults", None, BREAKOUT),
         Variant("Baselines' settings", "breakout/baselines", ATARI, BREAKOUT, BASELINES),
     ],
     "network": [
@@ -372,7 +371,7 @@ def draw_table1(readings, path):
 
 
 TOP = [  # README's table of results: task, command, data
-    ("Breakout", "ppo_atari.py", "breakout/older-defaults/BreakoutNoFrameskip-v4"),
+    ("Breakout", "ppo_atari.py", "breakout/defaults/BreakoutNoFrameskip-v4"),
     ("Breakout", f"ppo_atari.py {BASELINES}", "breakout/baselines/BreakoutNoFrameskip-v4"),
     ("CartPole", "ppo_continuous.py", "small-tasks/ppo/CartPole-v1"),
     *((task, f"{name}_continuous.py --env-id {task}", f"figure3/{name}/{task}")
