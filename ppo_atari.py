@@ -339,7 +339,7 @@ def anneal(args, iteration):
 def compile_both(cuda):
     """`act` and `ppo_loss`, compiled; on the GPU as CUDA graphs."""
     print("compiling, which takes about a minute (--no-compile begins at once)", flush=True)
-    # deterministic: kernels are not chosen by timing, so that the same seed is the same run
+    # deterministic: timing chooses no kernel that may round otherwise: the same seed, the same run
     options = {"triton.cudagraphs": cuda, "deterministic": True}
     return [torch.compile(f, options=options, fullgraph=True) for f in (act, ppo_loss)]
 

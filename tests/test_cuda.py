@@ -126,9 +126,18 @@ def test_what_is_compiled_suits_cuda_graphs(bf16, elsewhere):
     assert elsewhere(trace, bf16) == (3, {"gpu"}, {dtype}, [])
 
 
+@pytest.fixture
+def fresh_compiler():
+    """torch keeps what it has compiled, for other tests, too."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("cuda", [False, True])
-def test_the_compiler_picks_no_kernel_by_timing(cuda, monkeypatch):
-    """Else the same seed would not be the same run. `act`, `ppo_loss` and its gradients."""
+def test_every_graph_is_compiled_deterministically(cuda, fresh_compiler, monkeypatch):
+    """`act`, `ppo_loss` and its gradients: for torch may forget it after the first. CUDA graphs
+    are made with --cuda only."""
     settings = []
 
     def compiler(graph, inputs, **_):
@@ -136,13 +145,11 @@ def test_the_compiler_picks_no_kernel_by_timing(cuda, monkeypatch):
         return make_boxed_func(graph.forward)
 
     monkeypatch.setattr(compile_fx, "_compile_fx_inner", compiler)
-    torch._dynamo.reset()
     policy, loss = ppo_atari.compile_both(cuda)
     net, batch = ppo_atari.ActorCritic(4, "paper", orthogonal=False), minibatch("cpu")
     with torch.no_grad():
         policy(net, batch["frames"])
     loss(net, **batch, args=ppo_atari.Args())[0].backward()
-    torch._dynamo.reset()
     assert settings == [(True, cuda)] * 3
 
 
