@@ -339,7 +339,7 @@ def anneal(args, iteration):
 def compile_both(cuda):
     """`act` and `ppo_loss`, compiled; on the GPU as CUDA graphs."""
     print("compiling, which takes about a minute (--no-compile begins at once)", flush=True)
-    # deterministic: timing chooses no kernel that may round otherwise: the same seed, the same run
+    # deterministic: else torch picks kernels by timing, and the same seed may round differently
     options = {"triton.cudagraphs": cuda, "deterministic": True}
     return [torch.compile(f, options=options, fullgraph=True) for f in (act, ppo_loss)]
 

@@ -136,8 +136,8 @@ def fresh_compiler():
 
 @pytest.mark.parametrize("cuda", [False, True])
 def test_every_graph_is_compiled_deterministically(cuda, fresh_compiler, monkeypatch):
-    """`act`, `ppo_loss` and its gradients: for torch may forget it after the first. CUDA graphs
-    are made with --cuda only."""
+    """That of `act`, of `ppo_loss` and of its gradients: torch can lose a setting after the first.
+    With --cuda they become CUDA graphs."""
     settings = []
 
     def compiler(graph, inputs, **_):
