@@ -15,8 +15,8 @@ Anything that is not in the paper says so, mostly with the flag that turns it of
 "Baselines" is OpenAI's ppo2; "ppo1" is the authors' first code.
 
   python ppo_atari.py [--cuda]                      train on Breakout, on the CPU or the GPU
-  python ppo_atari.py --env-id PongNoFrameskip-v4   another game
-  python ppo_atari.py --resume RUN_DIR              go on after an interruption
+  python ppo_atari.py --env-id PongNoFrameskip-v4   another game; my_module:My-v0: your own
+  python ppo_atari.py --resume RUN_DIR              go on; any flag changes a setting
   python ppo_atari.py --evaluate RUN_DIR --render   watch what it learned; --video records it
   torchrun --nproc-per-node 4 ppo_atari.py          on 4 processes; --cuda: on 4 GPUs
   python ppo_atari.py --num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate
@@ -27,22 +27,22 @@ import hashlib
 import json
 import os
 import shlex
-import shutil
 import signal
 import sys
-import sysconfig
 import tempfile
 import time
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, fields
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime
 from math import inf, isfinite, nan
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Literal
+from typing import Literal
 
 # torchrun starts several processes. This one's number, its number on this machine, and how many:
-RANK, LOCAL_RANK = int(os.environ.get("RANK", 0)), int(os.environ.get("LOCAL_RANK", 0))
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
+torchrun = os.environ if "TORCHELASTIC_RUN_ID" in os.environ else {}  # clusters leave a RANK behind
+RANK, LOCAL_RANK = int(torchrun.get("RANK", 0)), int(torchrun.get("LOCAL_RANK", 0))
+WORLD_SIZE = int(torchrun.get("WORLD_SIZE", 1))
 
 # before torch loads:
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")  # idle threads leave the cores to the emulators
@@ -57,37 +57,32 @@ import torch
 import torch.distributed as dist
 import tyro
 from ale_py.vector_env import AtariVectorEnv
+from gymnasium import wrappers
 from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, RecordVideo
-from matplotlib.figure import Figure
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 # ------------------------------------------------------------------------------------ Settings
 
-Count, Seed = Annotated[int, 1, inf], Annotated[int, 0, 2**63 - 1]  # type, lowest, highest
-Positive, NonNegative = Annotated[float, 1e-12, inf], Annotated[float, 0, inf]
-Fraction = Annotated[float, 0, 1]
-
 
 @dataclass
 class Args:
     env_id: str = "BreakoutNoFrameskip-v4"  # Gymnasium's id of an Atari game
-    seed: Seed = 1  # seed of the network, the actions, the minibatches and the games
-    total_steps: Count = 10_000_000  # agent steps of 4 frames, rounded down to whole rollouts
+    seed: int = 1  # seed of the network, the actions, the minibatches and the games
+    total_steps: float = 10_000_000  # agent steps of 4 frames, rounded down to whole rollouts
 
     # Table 5 of the paper, in its order
-    num_steps: Count = 128  # T, horizon: steps of each actor in a rollout
-    learning_rate: NonNegative = 2.5e-4  # Adam's step size at the start
-    num_epochs: Count = 3  # K, passes over a rollout (Baselines: 4)
-    minibatch_size: Annotated[int, 2, inf] = 32 * 8  # M, samples in a minibatch
-    gamma: Fraction = 0.99  # γ, discount
-    gae_lambda: Fraction = 0.95  # λ of GAE (Eq. 11)
-    num_envs: Count = 8  # N, number of actors; torchrun's processes share them
-    clip_eps: NonNegative = 0.1  # ε, clipping parameter of Eq. 7 at the start
-    vf_coef: NonNegative = 1.0  # c1 of Eq. 9; the value loss has no factor ½ (Baselines: 0.25)
-    ent_coef: NonNegative = 0.01  # c2 of Eq. 9, weight of the entropy bonus
+    num_steps: int = 128  # T, horizon: steps of each actor in a rollout
+    learning_rate: float = 2.5e-4  # Adam's step size at the start
+    num_epochs: int = 3  # K, passes over a rollout (Baselines: 4)
+    minibatch_size: int = 32 * 8  # M, samples in a minibatch
+    gamma: float = 0.99  # γ, discount
+    gae_lambda: float = 0.95  # λ of GAE (Eq. 11)
+    num_envs: int = 8  # N, number of actors; torchrun's processes share them
+    clip_eps: float = 0.1  # ε, clipping parameter of Eq. 7 at the start
+    vf_coef: float = 1.0  # c1 of Eq. 9; the value loss has no ½ (Baselines: 0.5, with ½)
+    ent_coef: float = 0.01  # c2 of Eq. 9, weight of the entropy bonus
     # linearly anneal learning rate and ε, the learning rate only (Baselines), or neither
     anneal: Literal["both", "learning-rate", "none"] = "both"
 
@@ -96,21 +91,22 @@ class Args:
     # standardise advantages over each minibatch (ppo2), over the rollout (ppo1), or not at all
     norm_adv: Literal["minibatch", "rollout", "none"] = "minibatch"
     orthogonal: bool = True  # orthogonal initial weights; the policy's last layer 100 times smaller
-    max_grad_norm: NonNegative = 0.5  # clip the gradient's norm at this; 0: do not clip
-    adam_eps: Positive = 1e-5  # Adam's ε (PyTorch's default: 1e-8)
+    max_grad_norm: float = 0.5  # clip the gradient's norm at this; 0: do not clip
+    adam_eps: float = 1e-5  # Adam's ε (PyTorch's default: 1e-8)
     # value loss: the larger of two errors, that of V and that of V clipped to its old value ± ε
     clip_value_loss: bool = False
 
     # The run
     cuda: bool = False  # train on the GPU
     bf16: bool = False  # bfloat16, except in the two heads: faster on some CPUs, slower on others
-    compile: bool | None = None  # use torch.compile; if not given: from 500_000 steps on
-    threads: Count = torch.get_num_threads()  # threads of the emulators and of torch
-    run_dir: str = ""  # a new directory for the records; if not given: one in runs/
+    compile: bool | None = None  # use torch.compile; if not given: in long runs with --cuda
+    threads: int = torch.get_num_threads()  # threads of the emulators and of torch
+    run_dir: str = ""  # a new or empty directory for the records; if not given: one in runs/
     goal_score: float | None = None  # stop when the last 100 games average this score
+    eval_every: float = 0  # play and log --episodes without noise every so many steps; 0: never
     resume: str = ""  # directory of a run: go on with it, with its settings
     evaluate: str = ""  # directory of a run (its best.pt), or a .pt file: play it, do not train
-    episodes: Count = 10  # with --evaluate: number of games
+    episodes: int = 10  # with --evaluate, --eval-every: number of games
     deterministic: bool = False  # with --evaluate: take the most probable action, do not sample
     render: bool = False  # with --evaluate: show a window
     video: bool = False  # with --evaluate: record to RUN_DIR/videos
@@ -118,38 +114,64 @@ class Args:
     def __post_init__(self):
         self.batch_size = self.num_steps * self.num_envs  # T × N
         check(self)
+        self.total_steps, self.eval_every = int(self.total_steps), int(self.eval_every)
         self.num_iterations = self.total_steps // self.batch_size
+
+
+def check(args):
+    """Raise ValueError if a setting is out of its range, or if settings do not go together."""
+    for field in fields(args):
+        counts = {"seed": 0, "minibatch_size": 2 * WORLD_SIZE}  # from 1 on, the others
+        low = counts.get(field.name, 1) if field.type is int else 0
+        high = 1 if field.name in ("gamma", "gae_lambda") else inf
+        flag, value = "--" + field.name.replace("_", "-"), getattr(args, field.name)
+        if field.type in (int, float) and not (low <= value <= high and isfinite(value)):
+            raise ValueError(f"{flag} {value}: need a number from {low} to {high}")
+    if args.batch_size % args.minibatch_size:
+        raise ValueError(f"--minibatch-size: need a divisor of T × N = {args.batch_size}")
+    if args.num_envs % WORLD_SIZE or args.minibatch_size % WORLD_SIZE:
+        raise ValueError(f"--num-envs, --minibatch-size: need multiples of {WORLD_SIZE} processes")
+    if args.total_steps < args.batch_size:
+        raise ValueError(f"--total-steps: need at least T × N = {args.batch_size}")
+    if not args.evaluate and (args.render or args.video or args.deterministic):
+        raise ValueError("--render, --video, --deterministic: add --evaluate RUN_DIR")
 
 
 # ----------------------------------------------------------------------------------- Algorithm
 
 
 def train(args, checkpoint=None):
-    """Algorithm 1 of the paper. `checkpoint`: what a run to be resumed has saved."""
-    device = torch.device("cuda" if args.cuda else "cpu")
+    """Algorithm 1. `checkpoint`: what a run to be resumed has saved. Returns the finished Run."""
+    device = choose_device(args)
+    args = replace(args, compile=choose_compile(args))
+    act_fn, loss_fn = compile_both(args.cuda) if args.compile else (act, ppo_loss)
     torch.manual_seed(args.seed)
-    games = Games(args.env_id, args.num_envs // WORLD_SIZE, args.threads, pin_memory=args.cuda)
-    net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
-    # not in the paper: Baselines' ε for Adam (--adam-eps 1e-8); `update` sets the learning rate
-    optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
-    batch = make_batch(args.num_steps, len(games.frames), device)
-    policy, loss = compile_both(args.cuda) if args.compile else (act, ppo_loss)
-
-    with Run(args, checkpoint, net=net, optimizer=optimizer) as run:
+    with ExitStack() as stack:  # what is open in it is closed in the end, or after an error
+        games = Games(args.env_id, args.num_envs // WORLD_SIZE, args.threads, pin_memory=args.cuda)
+        stack.callback(games.envs.close)
+        net = ActorCritic(games.num_actions, args.network, args.orthogonal, args.bf16).to(device)
+        # not in the paper: Baselines' ε for Adam (--adam-eps 1e-8); `update` sets the learning rate
+        optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
+        run = Run(args, checkpoint, net=net, optimizer=optimizer)
+        stack.callback(run.close)
         seed = derive_seed(run.seed, RANK)  # torchrun's processes play games of their own
         torch.manual_seed(seed)
         games.reset(seed)
         for iteration in range(run.iteration, args.num_iterations):  # line 1
             learning_rate, clip_eps = anneal(args, iteration)
-            episodes = rollout(games, net, policy, batch)  # lines 2, 3
+            batch, episodes = rollout(games, net, act_fn, args.num_steps)  # lines 2, 3
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
-            stats = update(loss, net, optimizer, batch, learning_rate, clip_eps, args)  # line 6
-            episodes, stop = gather(episodes, run.stop)  # from all of torchrun's processes
-            if run.log(episodes, stats) or stop:  # --goal-score is reached, or Ctrl-C
+            stats = update(loss_fn, net, optimizer, batch, learning_rate, clip_eps, args)  # line 6
+            episodes, run.stop = gather(episodes, run.stop)  # from all of torchrun's processes
+            if run.log(episodes, stats):  # the goal is reached, or a signal asks to stop
                 break
+        run.save()
+    return run
 
 
 # ------------------------------------------------------------------------------------- Network
+
+STACK = 4  # images in an observation
 
 
 class ActorCritic(nn.Module):
@@ -161,15 +183,19 @@ class ActorCritic(nn.Module):
 
     def __init__(self, num_actions, network="nature", orthogonal=True, bf16=False):
         super().__init__()
+        # Flatten before the last convolution's ReLU: same values, faster backward pass
         if network == "paper":
-            convolutions = [(4, 16, 8, 4), (16, 32, 4, 2)]  # channels in, out, kernel, stride
-            flat, hidden = 32 * 9 * 9, 256
+            self.trunk = nn.Sequential(
+                nn.Conv2d(STACK, 16, 8, stride=4), nn.ReLU(),  # 84 × 84 -> 20 × 20
+                nn.Conv2d(16, 32, 4, stride=2), nn.Flatten(), nn.ReLU(),  # -> 9 × 9
+                nn.Linear(32 * 9 * 9, 256), nn.ReLU())  # fmt: skip
         else:
-            convolutions = [(4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)]
-            flat, hidden = 64 * 7 * 7, 512
-        layers = [layer for shape in convolutions for layer in (nn.Conv2d(*shape), nn.ReLU())]
-        layers.insert(-1, nn.Flatten())  # before the last ReLU: same values, faster backward pass
-        self.trunk = nn.Sequential(*layers, nn.Linear(flat, hidden), nn.ReLU())
+            self.trunk = nn.Sequential(
+                nn.Conv2d(STACK, 32, 8, stride=4), nn.ReLU(),  # 84 × 84 -> 20 × 20
+                nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(),  # -> 9 × 9
+                nn.Conv2d(64, 64, 3, stride=1), nn.Flatten(), nn.ReLU(),  # -> 7 × 7
+                nn.Linear(64 * 7 * 7, 512), nn.ReLU())  # fmt: skip
+        hidden = self.trunk[-2].out_features
         self.policy_head = nn.Linear(hidden, num_actions)
         self.value_head = nn.Linear(hidden, 1)
         self.bf16 = bf16
@@ -199,6 +225,7 @@ def layer_init(layer, gain):
 def act(net, frames):
     """Sample a ~ π(·|s) for frames (B, 4, 84, 84). Returns a, log π(a|s) and V(s), each (B,)."""
     logits, values = net(frames)
+    # written out, since torch.distributions takes several times as long for so few numbers
     gumbel = -torch.empty_like(logits).exponential_().log()
     actions = (logits + gumbel).argmax(-1, keepdim=True)  # argmax(logits + Gumbel noise) ~ π
     log_probs = logits.log_softmax(-1).gather(-1, actions)
@@ -208,58 +235,42 @@ def act(net, frames):
 # ------------------------------------------------------------------------------------- Rollout
 
 
-def make_batch(num_steps, num_envs, device):
-    """Storage for one rollout, reused in every iteration: tensors (T, N), unless noted.
-
-    Frames, actions and log_probs are on `device`; the rest is on the CPU, where `gae` is fastest.
-    """
-    shape = (num_steps, num_envs)
-    return SimpleNamespace(
-        # (T, N, 4, 84, 84); channels are last in memory, which makes convolutions fastest
-        frames=torch.zeros(*shape, 84, 84, 4, dtype=torch.uint8, device=device).movedim(-1, 2),
-        actions=torch.zeros(shape, dtype=torch.int64, device=device),
-        log_probs=torch.zeros(shape, device=device),  # log π_θold(a_t|s_t)
-        fired=torch.zeros(shape),  # 1 where `Games` pressed FIRE, not the policy
-        rewards=torch.zeros(shape),
-        terminated=torch.zeros(shape),  # 1 where a life was lost or the game was over
-        truncated=torch.zeros(shape),  # 1 where the frame limit ended the game
-        # set after the last step:
-        values=None,  # V(s_t)
-        next_values=None,  # V of what step t led to, before any reset
-        advantages=None,  # Â_t
-        targets=None,  # V^targ_t
-    )
-
-
 @torch.no_grad()
-def rollout(games, net, policy, batch):
-    """Run π_θold for T timesteps in N games, filling `batch`.
+def rollout(games, net, act_fn, num_steps):
+    """Run π_θold for T timesteps in N games.
 
-    policy: `act`, compiled or not; after a lost life `Games` presses FIRE instead. Returns
-    (t, score, length) of each game that ended at step t = 0, ..., T - 1.
+    act_fn: `act`, or the same faster; after a lost life `Games` presses FIRE instead. Returns the
+    batch of T × N samples, and (t, score, length) of each game that ended at step
+    t = 0, ..., T - 1.
     """
-    num_steps, device, episodes = len(batch.rewards), batch.frames.device, []
-    values = torch.zeros(num_steps + 1, len(games.frames), device=device)  # V(s_0), ..., V(s_T)
-    last_values = torch.zeros_like(batch.rewards)  # V of the last state before a time limit
+    shape, device = (num_steps, len(games.frames)), next(net.parameters()).device
+    batch = SimpleNamespace(
+        # (T, N, 4, 84, 84); channels are last in memory, which makes convolutions fastest
+        frames=torch.empty(*shape, 84, 84, STACK, dtype=torch.uint8, device=device).movedim(-1, 2),
+        actions=torch.empty(shape, dtype=torch.int64, device=device),  # (T, N), as the rest
+        log_probs=torch.empty(shape, device=device),  # log π_θold(a_t|s_t)
+        # on the CPU, where `gae` is fastest:
+        fired=torch.empty(shape),  # 1 where `Games` pressed FIRE, not the policy
+        rewards=torch.empty(shape),
+        terminated=torch.empty(shape),  # 1 where a life was lost or the game was over
+    )
+    values = torch.empty(num_steps + 1, shape[1], device=device)  # V(s_0), ..., V(s_T)
+    episodes = []
     for t in range(num_steps):
         batch.frames[t].copy_(games.frames, non_blocking=True)
-        batch.actions[t], batch.log_probs[t], values[t] = policy(net, batch.frames[t])
+        batch.actions[t], batch.log_probs[t], values[t] = act_fn(net, batch.frames[t])
         batch.fired[t] = torch.from_numpy(games.press_fire)
         actions = batch.actions[t].cpu().numpy()  # waits for the copy of games.frames, too
-        rewards, terminated, truncated, last_frames, finished = games.step(actions)
+        rewards, terminated, finished = games.step(actions)
         batch.rewards[t] = torch.from_numpy(rewards).sign()  # not in the paper: [Mni+15]'s clipping
         batch.terminated[t] = torch.from_numpy(terminated)
-        batch.truncated[t] = torch.from_numpy(truncated)
-        if truncated.any():  # not in the paper: at a time limit, V (Pardo et al. 2018)
-            # laid out as batch.frames: for another layout `act` would be compiled again
-            last_frames = last_frames.to(device, memory_format=torch.channels_last)
-            last_values[t] = policy(net, last_frames)[2].cpu()
         episodes += [(t, *episode) for episode in finished]
-    values[num_steps] = policy(net, games.frames.to(device, memory_format=torch.channels_last))[2]
+    # V(s_T) by act_fn: it is fast, and its action is not used
+    frames = games.frames.to(device, memory_format=torch.channels_last)
+    values[num_steps] = act_fn(net, frames)[2]
     values = values.cpu()
-    batch.values = values[:-1]
-    batch.next_values = torch.where(batch.truncated > 0, last_values, values[1:])
-    return episodes
+    batch.values, batch.next_values = values[:-1], values[1:]  # V(s_t), V(s_{t+1})
+    return batch, episodes
 
 
 # ---------------------------------------------------------------------------------- Advantages
@@ -276,19 +287,23 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     # the factors (1 - ...): not in the PPO paper, where no episode ends before step T
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
-    advantages = torch.zeros_like(rewards)
-    advantage = torch.zeros_like(rewards[0])
-    for t in reversed(range(len(rewards))):
+    deltas, decay = deltas.numpy(), decay.numpy()  # the loop is six times as fast on arrays
+    advantages, advantage = np.zeros_like(deltas), 0.0
+    for t in reversed(range(len(deltas))):
         advantage = deltas[t] + decay[t] * advantage  # PPO's Eq. 11: Â_t = δ_t + γλ Â_{t+1}
         advantages[t] = advantage
-    return advantages
+    return torch.from_numpy(advantages)
 
 
 def estimate_advantages(batch, gamma, gae_lambda):
-    """Fill in a rollout's advantages Â_t and value targets V^targ_t."""
+    """Add a rollout's advantages Â_t and value targets V^targ_t, both (T, N), to the batch."""
+    truncated = torch.zeros_like(batch.terminated)  # none: after 27,000 steps a game counts as over
     batch.advantages = gae(batch.rewards, batch.values, batch.next_values, batch.terminated,
-                           batch.truncated, gamma, gae_lambda)  # fmt: skip
+                           truncated, gamma, gae_lambda)  # fmt: skip
     batch.targets = batch.advantages + batch.values  # V^targ; the PPO paper leaves it open
+    # not in the paper: where `Games` pressed FIRE, the policy's action had no effect, so Â = 0
+    # (standardising makes it the same for all of them, −mean/std)
+    batch.advantages = batch.advantages * (1 - batch.fired)
 
 
 def standardise(advantages):
@@ -336,39 +351,27 @@ def anneal(args, iteration):
     return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
 
 
-def compile_both(cuda):
-    """`act` and `ppo_loss`, compiled; on the GPU as CUDA graphs."""
-    print("compiling, which takes about a minute (--no-compile begins at once)", flush=True)
-    # deterministic: else torch picks kernels by timing, and the same seed may round differently
-    options = {"triton.cudagraphs": cuda, "deterministic": True}
-    return [torch.compile(f, options=options, fullgraph=True) for f in (act, ppo_loss)]
-
-
-def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
+def update(loss_fn, net, optimizer, batch, learning_rate, clip_eps, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    loss: `ppo_loss`, compiled or not. Returns scalars to log, among them the statistics of
-    `ppo_loss`, averaged over the minibatches. Raises FloatingPointError if a statistic is not
-    finite.
+    loss_fn: `ppo_loss`, or the same faster. Returns scalars to log, among them the statistics of
+    `ppo_loss`, averaged over the minibatches. Raises FloatingPointError if one is not finite.
     """
     device = batch.frames.device
     names = ("frames", "actions", "log_probs", "values", "advantages", "targets")
     samples = {name: getattr(batch, name).flatten(0, 1).to(device) for name in names}  # (T·N, ...)
-    # not in the paper: where `Games` pressed FIRE, the policy's action had no effect, so Â = 0
-    # (before standardising, which then makes the mean of all Â 0)
-    samples["advantages"] = samples["advantages"] * (1 - batch.fired.flatten().to(device))
     if args.norm_adv == "rollout":  # not in the paper (--norm-adv none)
         samples["advantages"] = standardise(samples["advantages"])
     optimizer.param_groups[0]["lr"] = learning_rate
-    clip_eps = torch.tensor(clip_eps, device=device)  # a tensor: a new float would recompile
+    eps = torch.tensor(clip_eps, device=device)
     all_stats = []
     for _ in range(args.num_epochs):
         order = torch.randperm(len(samples["targets"]), device=device)
         for indices in order.split(args.minibatch_size // WORLD_SIZE):
-            minibatch = {name: x[indices] for name, x in samples.items()}
-            optimizer.zero_grad()  # before the loss: CUDA graphs reuse the gradients' memory
-            minus_objective, stats = loss(net, **minibatch, clip_eps=clip_eps, args=args)
-            minus_objective.backward()
+            minibatch = {name: take(x, indices) for name, x in samples.items()}
+            optimizer.zero_grad()
+            loss, stats = loss_fn(net, **minibatch, clip_eps=eps, args=args)
+            loss.backward()
             average([p.grad for p in net.parameters()])  # over torchrun's processes
             # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
             grad_norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
@@ -379,12 +382,44 @@ def update(loss, net, optimizer, batch, learning_rate, clip_eps, args):
     average([means])
     stats = dict(zip(stats, means.tolist(), strict=True))
     check_finite(**stats)
-    # Â = V^targ − V is what V leaves unexplained
-    unexplained = (batch.advantages.var() / batch.targets.var()).item()
-    return stats | {"explained_variance": 1 - unexplained, "learning_rate": learning_rate}
+    unexplained = (batch.targets - batch.values).var() / batch.targets.var()
+    return stats | {"explained_variance": 1 - unexplained.item(), "learning_rate": learning_rate,
+                    "clip_eps": clip_eps, "epochs": args.num_epochs}  # fmt: skip
 
 
 # ============ The paper's part ends here. What follows runs the environments and keeps records.
+
+# --------------------------------------------------------------------------------------- Speed
+
+
+def take(x, indices):
+    """x[indices]. Frames are copied in the order of their memory, which is 20 times as fast."""
+    return x[indices] if x.ndim < 4 else x.movedim(1, -1).index_select(0, indices).movedim(-1, 1)
+
+
+def compile_both(cuda):
+    """`act` and `ppo_loss`, compiled; on the GPU as CUDA graphs, which reuse the gradients' memory:
+    zero_grad must come before the loss."""
+    print("compiling, which takes about a minute (--no-compile begins at once)", flush=True)
+    # deterministic: else torch picks kernels by timing, and the same seed may round differently
+    options = {"triton.cudagraphs": cuda, "deterministic": True}
+    return [torch.compile(f, options=options, fullgraph=True) for f in (act, ppo_loss)]
+
+
+def choose_compile(args):
+    """Whether to compile: as told, or else in long runs on a GPU, where torch can."""
+    if not (args.cuda and args.total_steps >= 500_000 if args.compile is None else args.compile):
+        return False
+    try:
+        torch.compile(torch.sin)(torch.ones(9, device="cuda" if args.cuda else "cpu"))
+    except Exception as e:  # of many kinds
+        why = f"{type(e).__name__}; it needs g++, Python.h, and to be in folders without a space"
+        if args.compile:
+            sys.exit(f"torch cannot compile here ({why}): use --no-compile, not --compile")
+        print(f"not compiled: torch cannot do it here ({why})", flush=True)
+        return False
+    return True
+
 
 # --------------------------------------------------------------------------------- Environment
 
@@ -406,7 +441,7 @@ class Games:
     def __init__(self, env_id, num_envs, threads, pin_memory=False, noop_max=30):
         self.envs = AtariVectorEnv(
             **game_settings(env_id), num_envs=num_envs, num_threads=min(threads, num_envs),
-            use_fire_reset=True, noop_max=noop_max,
+            stack_num=STACK, use_fire_reset=True, noop_max=noop_max,
             autoreset_mode=AutoresetMode.SAME_STEP,  # no dummy step between two games
             life_loss_info=True,  # a lost life is `terminated`, and the game goes on
             reward_clipping=False,  # the score needs raw rewards
@@ -414,7 +449,7 @@ class Games:
         actions = self.envs.ale.get_action_set()
         self.num_actions = len(actions)
         self.has_fire = actions[FIRE] == ale_py.Action.FIRE
-        self.frames = torch.zeros(num_envs, 4, 84, 84, dtype=torch.uint8, pin_memory=pin_memory)
+        self.frames = torch.zeros(num_envs, STACK, 84, 84, dtype=torch.uint8, pin_memory=pin_memory)
 
     def reset(self, seed):
         """Start N new games, deterministic given `seed` (an int) and the actions."""
@@ -427,9 +462,8 @@ class Games:
     def step(self, actions):
         """Step every game with actions (N,); one that ends starts anew within the step.
 
-        Returns (N,) rewards, raw; (N,) terminated, a life lost or the game over; (N,) truncated,
-        the frame limit met; last_frames (N, 4, 84, 84), valid only where a game was truncated, and
-        None if none was; a list of the finished games' (score, length in steps).
+        Returns (N,) rewards, raw; (N,) terminated, a life lost or the game over; a list of the
+        finished games' (score, length in steps).
         """
         actions = np.where(self.press_fire, FIRE, actions)
         obs, rewards, terminated, truncated, info = self.envs.step(actions)
@@ -441,46 +475,31 @@ class Games:
         self.scores[game_over] = self.lengths[game_over] = 0
         self.frame_numbers = info["episode_frame_number"]
         self.press_fire = terminated & ~game_over & self.has_fire  # not in the paper
-        last_frames = torch.from_numpy(info["final_obs"]) if truncated.any() else None
-        return rewards, terminated, truncated, last_frames, finished
+        return rewards, terminated | truncated, finished
 
 
 def game_settings(env_id):
     """The settings of Gymnasium's task, as AtariVectorEnv's keyword arguments."""
-    flag = f"--env-id {env_id}"
     try:
         env = gym.make(env_id)
     except (gym.error.Error, ImportError) as e:
-        sys.exit(f"{flag}: {e}")
-    if not isinstance(env.unwrapped, ale_py.AtariEnv):
-        sys.exit(f"{flag}: need an Atari game, as PongNoFrameskip-v4 (others: ppo_continuous.py)")
+        sys.exit(f"--env-id {env_id}: {e}")
+    task = {"repeat_action_probability": 0.25, "frameskip": 4} | env.spec.kwargs  # its defaults
+    other = any(task.get(name) for name in ("mode", "difficulty", "continuous"))
+    if not isinstance(env.unwrapped, ale_py.AtariEnv) or task["frameskip"] not in (1, 4) or other:
+        sys.exit(f"--env-id {env_id}: need an Atari game in its usual mode that skips 4 frames, as "
+                 "PongNoFrameskip-v4 or ALE/Pong-v5 (other tasks: ppo_continuous.py)")  # fmt: skip
     names = ("game", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode")
-    settings = {"repeat_action_probability": 0.25} | env.spec.kwargs  # Gymnasium's default
-    if (skip := settings.get("frameskip", 4)) not in (1, 4):
-        sys.exit(f"{flag}: skips {skip} frames; need 4, as in -NoFrameskip-v4 or ALE/...-v5")
-    if other := [name for name in ("mode", "difficulty", "continuous") if settings.get(name)]:
-        sys.exit(f"{flag}: {' and '.join(other)} cannot be set here")
-    return {name: settings[name] for name in names if settings.get(name) is not None}
+    return {name: task[name] for name in names if task.get(name) is not None}
 
 
-class PressFireAtStart(gym.Wrapper):
-    """Press FIRE at a game's start, before the no-ops (1 to 30 here), as `Games` does."""
-
-    def reset(self, **kwargs):
-        obs, info = self.env.reset(**kwargs)
-        meanings = self.env.unwrapped.get_action_meanings()
-        if "FIRE" in meanings:
-            obs, _, _, _, info = self.env.step(meanings.index("FIRE"))
-        return obs, info
-
-
-def make_scalar_env(env_id, render_mode=None, noop_max=30):
-    """One game that can be shown and recorded; (4, 84, 84) frames, the same as those of `Games`."""
-    env = PressFireAtStart(gym.make(env_id, frameskip=1, render_mode=render_mode))
-    if env.unwrapped.get_action_meanings()[0] != "NOOP":  # Backgammon and Video Checkers have none
-        noop_max = 0
-    env = AtariPreprocessing(env, noop_max=noop_max, frame_skip=4, screen_size=84)
-    return FrameStackObservation(env, 4, padding_type="zero")
+def make_env(args, **rendering):
+    """One game that can be shown and recorded; (4, 84, 84) frames, as those of `Games`."""
+    env = gym.make(args.env_id, frameskip=1, **rendering)
+    noop_max = 30 if env.unwrapped.get_action_meanings()[0] == "NOOP" else 0  # a few have no no-op
+    env = wrappers.AtariPreprocessing(env, noop_max=noop_max)
+    env = wrappers.FrameStackObservation(env, STACK, padding_type="zero")
+    return wrappers.RecordEpisodeStatistics(env)
 
 
 def check_finite(**values):
@@ -493,6 +512,7 @@ def check_finite(**values):
 
 # ------------------------------------------------------------------------------------- Records
 
+LIBRARIES = ("torch", "gymnasium", "ale_py", "numpy")
 PUBLISHED_BY = "PPO paper (10M steps)"
 PUBLISHED_SCORES = {  # Table 6: PPO's mean of the last 100 games
     "BeamRiderNoFrameskip-v4": 1590.0, "BreakoutNoFrameskip-v4": 274.8,
@@ -501,61 +521,66 @@ PUBLISHED_SCORES = {  # Table 6: PPO's mean of the last 100 games
 }  # fmt: skip
 
 
-class Run(AbstractContextManager):
-    """A run and its directory: config.json, episodes.csv, TensorBoard's events, checkpoint.pt,
-    best.pt, learning_curve.png. To be used in a `with` statement, which saves it at the end.
+class Run:
+    """A run and its directory. learned: {name: module or optimizer}, what training changes.
 
-    learned:   {name: what training changes}, each with a state_dict(), among them "net"
     iteration: where to begin, 0 in a new run; seed: for all that is random from there on
     episodes:  (step, return, length, seconds) of each finished episode; step: where it ended
-    stop:      number of the signal that asked to stop, SIGINT (Ctrl-C) or SIGTERM; else 0
+    stats:     the scalars logged last; stop: whether a signal has asked to stop
     """
 
     def __init__(self, args, checkpoint, **learned):
-        self.args, self.learned, self.stop = args, learned, 0
-        start = checkpoint or {"step": 0, "episodes": [], "best": -inf, "seconds": 0.0}
-        self.step, self.episodes, self.best = start["step"], start["episodes"], start["best"]
-        if checkpoint:
-            for name, part in learned.items():
-                part.load_state_dict(checkpoint[name])
+        self.args, self.learned, self.stop, start = args, learned, False, checkpoint or {}
+        self.step, self.best = start.get("step", 0), start.get("best", -inf)
+        self.episodes, self.stats = start.get("episodes", []), start.get("stats", {})
+        for name, part in learned.items() if checkpoint else ():
+            saved = dict(checkpoint[name])
+            if "param_groups" in saved:  # an optimizer: its step size is that of the flags
+                saved["param_groups"] = part.state_dict()["param_groups"]
+            part.load_state_dict(saved)
         self.iteration = self.step // args.batch_size
         self.seed = derive_seed(args.seed, self.iteration)  # a resumed run plays other episodes
-        self.last_log = self.last_save = time.time()
-        self.started = self.last_log - start["seconds"]
 
-        name = time.strftime(f"{Path(SCRIPT).stem}-{args.env_id}-seed{args.seed}-%Y%m%d-%H%M%S")
-        args.run_dir = args.run_dir or "runs/" + name.replace("/", "-").replace(":", "-")
-        self.dir = Path(args.run_dir)
-        if self.dir.exists() and not checkpoint:
-            sys.exit(f"--run-dir {self.dir}: exists; name a new one, or --resume this one")
-        self.dir.mkdir(parents=True, exist_ok=True)
-        device = next(learned["net"].parameters()).device
-        libraries = ("torch", "gymnasium", "ale_py", "mujoco", "Box2D", "numpy")
-        config = {
-            "script": SCRIPT,
-            "sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
-            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-            "versions": {n: sys.modules[n].__version__ for n in libraries if n in sys.modules},
-            "settings": asdict(args),
-        }
-        (self.dir / "config.json").write_text(json.dumps(config, indent=2))
-        self.write_rows([("step", "return", "length", "seconds"), *self.episodes], mode="w")
+        name = f"{Path(SCRIPT).stem}-{args.env_id}-seed{args.seed}".replace("/", "-")
+        name = datetime.now().strftime(f"runs/{name.replace(':', '-')}-%Y%m%d-%H%M%S-%f")
+        self.dir = Path(args.run_dir or name)
+        sha256 = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+        versions = {n: sys.modules[n].__version__ for n in LIBRARIES if n in sys.modules}
+        config = {"script": SCRIPT, "sha256": sha256, "versions": versions}
+        config["settings"] = asdict(args)
+        try:
+            self.dir.mkdir(parents=True, exist_ok=True)
+            resumed = checkpoint and checkpoint["settings"]["run_dir"] == args.run_dir
+            if not resumed and any(self.dir.iterdir()):
+                sys.exit(f"--run-dir {self.dir}: is not empty; name a new one, or --resume it")
+            (self.dir / "config.json").write_text(json.dumps(config, indent=2))
+        except OSError as e:
+            sys.exit(f"--run-dir {self.dir}: {e.strerror}")
         self.tensorboard = SummaryWriter(self.dir, purge_step=self.step + 1)
         print(f"{args.env_id}: {args.num_iterations} iterations of {args.num_envs} actors × "
-              f"{args.num_steps} steps on {device}; records in {self.dir}", flush=True)  # fmt: skip
+              f"{args.num_steps} steps; records in {self.dir}", flush=True)  # fmt: skip
         style = {"ncols": 80}
         if not sys.stderr.isatty():  # in a file: a line every 30 seconds
             style = {"mininterval": 30, "bar_format": "{desc}: {percentage:.0f}% {r_bar}\n"}
         self.bar = tqdm(total=args.num_iterations * args.batch_size, initial=self.step,
                         unit="step", unit_scale=True, **style)  # fmt: skip
-        signals = signal.SIGINT, signal.SIGTERM
-        self.handlers = {number: signal.signal(number, self.on_signal) for number in signals}
+        self.last_log = self.last_save = time.monotonic()
+        self.started = self.last_log - start.get("seconds", 0.0)
+        self.handlers = {}
+        with suppress(AttributeError, ValueError):  # Windows lacks the last two, threads have none
+            for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"):
+                number = getattr(signal, name)
+                self.handlers[number] = signal.signal(number, self.on_signal)
 
     def on_signal(self, number, frame):
         """Ask the run to stop after this iteration; a second Ctrl-C ends it at once."""
-        self.stop = number
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once, unsaved\n")
+        if self.stop and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.handlers[number] == signal.SIG_IGN and number != signal.SIGINT:  # SIGHUP and nohup
+            return
+        self.stop = True
+        with suppress(OSError):  # nobody may be there to read it
+            os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once, unsaved\n")
 
     @property
     def score(self):
@@ -565,50 +590,58 @@ class Run(AbstractContextManager):
     def log(self, episodes, stats):
         """Record an iteration: (t, return, length) of the episodes that ended in it, and scalars.
 
-        Saves the run once a minute. Returns whether --goal-score is reached.
+        Saves the run once a minute. Returns whether to stop: asked to, or --goal-score is reached.
         """
-        args, now = self.args, time.time()
-        rows = [(self.step + (t + 1) * args.num_envs, *episode, round(now - self.started, 1))
-                for t, *episode in episodes]  # fmt: skip
+        args, now = self.args, time.monotonic()
+        self.episodes += [(self.step + (t + 1) * args.num_envs, *episode,
+                           round(now - self.started, 1)) for t, *episode in episodes]  # fmt: skip
         self.step += args.batch_size
-        self.episodes += rows
-        self.write_rows(rows)
-        enough = len(self.episodes) >= 100
-        if enough and self.score > self.best:
-            self.best = self.score
-            self.write("best.pt", net=self.learned["net"].state_dict())
         stats |= {"score": self.score, "steps_per_second": args.batch_size / (now - self.last_log)}
+        if args.eval_every and self.step % args.eval_every < args.batch_size:
+            games = play(self.learned["net"], make_env(args), args, sample=False)
+            stats["eval_score"] = float(np.mean([score for score, _ in games]))
         for name, value in stats.items():
             self.tensorboard.add_scalar(name, value, self.step)
         text = f"score {self.score:.5g}, episode {len(self.episodes)}"
         self.bar.set_description_str(text, refresh=False)
         self.bar.update(args.batch_size)
-        self.last_log = now
-        if now - self.last_save > 60:
+        self.stats, self.last_log = stats, time.monotonic()
+        enough = len(self.episodes) >= 100
+        if enough and self.score > self.best:
+            self.best = self.score
+            self.write("best.pt")
+        if self.last_log - self.last_save > 60:
             self.save()
-        return enough and args.goal_score is not None and self.score >= args.goal_score
-
-    def write_rows(self, rows, mode="a"):
-        with open(self.dir / "episodes.csv", mode) as file:
-            file.writelines(",".join(map(str, row)) + "\n" for row in rows)
+        goal = inf if args.goal_score is None else args.goal_score
+        return self.stop or enough and self.score >= goal
 
     def save(self):
-        """Write checkpoint.pt and learning_curve.png."""
-        state = {name: part.state_dict() for name, part in self.learned.items()}
-        seconds = time.time() - self.started
-        self.write("checkpoint.pt", **state, episodes=self.episodes, seconds=seconds)
-        self.draw()
-        self.last_save = time.time()
+        """Write checkpoint.pt, episodes.csv and learning_curve.png."""
+        self.write("checkpoint.pt")
+        rows = [("step", "return", "length", "seconds"), *self.episodes]
+        (self.dir / "episodes.csv").write_text("".join(",".join(map(str, r)) + "\n" for r in rows))
+        try:
+            self.draw()
+        except Exception as e:  # such as a matplotlibrc that asks for LaTeX, where there is none
+            print(f"learning_curve.png: cannot be drawn ({type(e).__name__})", flush=True)
+        self.last_save = time.monotonic()
 
-    def write(self, name, **state):
-        """Save plain data. A kill at any moment leaves the old file whole."""
-        state |= {"script": SCRIPT, "settings": asdict(self.args)}
-        state |= {"step": self.step, "best": self.best}
-        torch.save(state, self.dir / f"{name}.tmp")
-        os.replace(self.dir / f"{name}.tmp", self.dir / name)
+    def write(self, name):
+        """Write checkpoint.pt, or best.pt, which can only be played. Both are plain data, and a
+        kill at any moment leaves the old file whole."""
+        state = {"script": SCRIPT, "settings": asdict(self.args), "step": self.step,
+                 "best": self.best, "net": self.learned["net"].state_dict()}  # fmt: skip
+        if name == "checkpoint.pt":
+            state |= {name: part.state_dict() for name, part in self.learned.items()}
+            state |= {"episodes": self.episodes, "stats": self.stats,
+                      "seconds": time.monotonic() - self.started}  # fmt: skip
+        torch.save(state, self.dir / "new.pt")
+        os.replace(self.dir / "new.pt", self.dir / name)
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
+        from matplotlib.figure import Figure  # not above: `main` chooses its backend first
+
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
         steps, returns = [row[0] for row in self.episodes], [row[1] for row in self.episodes]
@@ -618,31 +651,25 @@ class Run(AbstractContextManager):
             axes.plot(steps[99:], means, color="tab:blue", label="mean of the last 100")
         if published := PUBLISHED_SCORES.get(self.args.env_id):
             axes.axhline(published, ls="--", color="tab:gray", label=f"{PUBLISHED_BY}: {published}")
-        axes.set(xlabel="agent steps", ylabel="return of an episode", xlim=(0, None))
-        axes.set_title(f"{SCRIPT} on {self.args.env_id}, seed {self.args.seed}")
+        axes.set(xlabel="agent steps", ylabel="return of an episode", xlim=(0, None),
+                 title=f"{SCRIPT} on {self.args.env_id}, seed {self.args.seed}")  # fmt: skip
         figure.legend(loc="outside lower center", ncols=3, markerscale=5)
         figure.savefig(self.dir / "learning_curve.png", dpi=120)
 
-    def __exit__(self, failed, *_):
-        """Save the run unless it failed, and print the commands to watch it and to go on."""
-        if not failed:
-            self.save()
+    def close(self):
+        """Close what is open, and print the commands to watch the run and to go on."""
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
         self.bar.close()
         self.tensorboard.close()
         python = sys.executable.removeprefix(f"{os.getcwd()}/")  # such as .venv/bin/python
         command = shlex.join([python, os.path.relpath(__file__)])
-        run_dir = shlex.quote(str(self.dir))
-        if not failed:
-            count = min(len(self.episodes), 100)
-            score = f"score {self.score:.5g}, the mean return of the last {count} episodes"
-            print(f"step {self.step:,}: {score if count else 'no episode has ended yet'}")
+        run_dir, count = shlex.quote(str(self.dir)), min(len(self.episodes), 100)
+        if (self.dir / "checkpoint.pt").exists():
+            print(f"step {self.step:,}: score {self.score:.5g}, the mean of {count} episodes")
             print(f"watch:  {command} --evaluate {run_dir} --render")
-        if self.step < self.bar.total and (self.dir / "checkpoint.pt").exists():
-            print(f"go on:  {command} --resume {run_dir}", flush=True)
-        for number, handler in self.handlers.items():  # from now on, signals end the process again
-            signal.signal(number, handler)
-        if self.stop and not failed:
-            sys.exit(128 + self.stop)
+            if self.step < self.bar.total:
+                print(f"go on:  {command} --resume {run_dir}", flush=True)
 
 
 def derive_seed(*numbers):
@@ -654,15 +681,12 @@ def load_checkpoint(path, best):
     """The checkpoint in a run's directory, or a .pt file. Loading plain data runs no code."""
     if path.suffix != ".pt":
         path /= "best.pt" if best and (path / "best.pt").exists() else "checkpoint.pt"
-    if not path.exists():
-        sys.exit(f"{path}: does not exist (a run first saves itself after a minute)")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        script = checkpoint["script"]
+        if checkpoint["script"] != SCRIPT:
+            raise ValueError(f"it is of {checkpoint['script']}")
     except Exception as e:  # torch raises many kinds for a damaged or foreign file
-        sys.exit(f"{path}: cannot be read as a checkpoint of {SCRIPT} ({type(e).__name__})")
-    if script != SCRIPT:
-        sys.exit(f"{path}: is a checkpoint of {script}, not of {SCRIPT}")
+        sys.exit(f"{path}: cannot be read as a checkpoint of {SCRIPT} ({e!r:.80})")
     checkpoint["settings"] |= {"resume": "", "evaluate": "", "run_dir": str(path.parent)}
     return checkpoint
 
@@ -671,56 +695,54 @@ def load_checkpoint(path, best):
 
 
 @torch.no_grad()
+def play(net, env, args, sample):
+    """Play --episodes whole games, then close the task. Yields each score and length.
+
+    sample: whether to sample actions, or else to take the most probable ones
+    """
+    device, meanings = next(net.parameters()).device, env.unwrapped.get_action_meanings()
+    try:
+        for k in range(args.episodes):
+            (obs, info), length, lives = env.reset(seed=args.seed if k == 0 else None), 0, inf
+            while "episode" not in info:  # until the last step
+                frames = torch.from_numpy(obs[None]).to(device)
+                action = int(act(net, frames)[0] if sample else net(frames)[0].argmax())
+                if info["lives"] < lives and meanings[FIRE] == "FIRE":  # a life's first action
+                    action = FIRE
+                lives = info["lives"]
+                obs, _, _, _, info = env.step(action)
+                length += 1
+            yield float(info["episode"]["r"]), length
+    finally:
+        env.close()  # which ends a video
+
+
 def evaluate(args, checkpoint):
     """Play whole games with a saved policy. Returns the score of each."""
-    device = torch.device("cuda" if args.cuda else "cpu")
     torch.manual_seed(args.seed)
-    if args.render:
-        need_display()
-    env = make_scalar_env(args.env_id, "human" if args.render else "rgb_array")
+    display = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")))
+    if args.render and not display and sys.platform == "linux":
+        sys.exit("--render: there is no display; --video records to a file")
+    env = make_env(args, render_mode="human" if args.render else "rgb_array")
     if args.video:
         folder = f"{args.run_dir}/videos/{time.strftime('%Y%m%d-%H%M%S')}"
-        env = RecordVideo(env, folder, lambda game: True, fps=15, disable_logger=True)
+        # its frames stay in memory until it is written: of an endless episode, the first ones
+        env = wrappers.RecordVideo(env, folder, lambda game: True, fps=15, video_length=5000)
         print(f"recording to {folder}")
-    meanings = env.unwrapped.get_action_meanings()
-    net = ActorCritic(len(meanings), args.network, bf16=args.bf16).to(device)
+    net = ActorCritic(env.action_space.n, args.network, bf16=args.bf16).to(choose_device(args))
     net.load_state_dict(checkpoint["net"])
     scores = []
-    for game in range(args.episodes):
-        obs, info = env.reset(seed=args.seed if game == 0 else None)
-        score, length, lives, done = 0.0, 0, info["lives"], False
-        while not done:
-            frames = torch.from_numpy(obs[None]).to(device)
-            action = net(frames)[0].argmax() if args.deterministic else act(net, frames)[0]
-            if info["lives"] < lives and meanings[FIRE] == "FIRE":  # as in training
-                action = FIRE
-            lives = info["lives"]
-            obs, reward, terminated, truncated, info = env.step(int(action))
-            score, length, done = score + reward, length + 1, terminated or truncated
+    for score, length in play(net, env, args, sample=not args.deterministic):
         scores.append(score)
-        print(f"game {game + 1}: score {score:g}, {length} steps", flush=True)
-    env.close()
+        print(f"game {len(scores)}: score {score:g}, {length} steps", flush=True)
     print(f"{args.env_id}: {np.mean(scores):.5g} ± {np.std(scores):.2g} (mean ± std) over "
           f"{len(scores)} games, with the policy of step {checkpoint['step']:,}")  # fmt: skip
     return scores
 
 
-def need_display():
-    """Exit if no window can be opened here."""
-    import pygame  # which draws most tasks' windows
-
-    pygame.display.init()
-    if pygame.display.get_driver() == "offscreen" and "SDL_VIDEODRIVER" not in os.environ:
-        sys.exit("--render: there is no display; --video records to a file")
-
-
 # -------------------------------------------------------------------------------- Command line
 
 SCRIPT = Path(__file__).name
-MAY_CHANGE = {  # settings that may differ from the checkpoint's
-    "resume": {"total_steps", "goal_score", "cuda", "compile", "threads"},
-    "evaluate": {"seed", "episodes", "deterministic", "render", "video", "cuda", "threads"},
-}
 
 
 def first_flags(env_id: str = Args.env_id, resume: str = "", evaluate: str = ""):
@@ -728,57 +750,47 @@ def first_flags(env_id: str = Args.env_id, resume: str = "", evaluate: str = "")
     return env_id, resume, evaluate
 
 
-def parse_args(argv=None):
+def parse_args(argv=()):
     """The settings, and the checkpoint that --resume or --evaluate names, or None."""
     style = {"args": argv, "description": __doc__, "config": (tyro.conf.DisallowNone,)}
     first, _ = tyro.cli(first_flags, **style, return_unknown_args=True, add_help=False)
     _, resume, evaluate = first
-    if resume and evaluate:
-        sys.exit("--resume, --evaluate: use one of them, not both")
     if not (resume or evaluate):
-        return tyro.cli(Args, **style, default=Args()), None
-    job = "resume" if resume else "evaluate"
-    checkpoint = load_checkpoint(Path(resume or evaluate), best=job == "evaluate")
-    if resume and "episodes" not in checkpoint:
-        sys.exit(f"--resume {resume}: holds only a policy; name the directory of the run")
+        return tyro.cli(Args, **style), None
+    checkpoint = load_checkpoint(Path(resume or evaluate), best=bool(evaluate))
+    if resume and (evaluate or "episodes" not in checkpoint):
+        sys.exit(f"--resume {resume}: need the directory of a run, and no --evaluate")
     names = {field.name for field in fields(Args)}  # an older version may have had others
     saved = Args(**{name: value for name, value in checkpoint["settings"].items()
                     if name in names and value is not None})  # fmt: skip
-    saved.cuda = saved.cuda and job == "resume"  # --evaluate plays on the CPU unless told to
+    saved.cuda = saved.cuda and bool(resume)  # --evaluate plays on the CPU unless told to
     args = tyro.cli(Args, **style, default=saved)
-    for name in sorted(names - MAY_CHANGE[job] - {job}):
-        if getattr(args, name) != getattr(saved, name):
-            sys.exit(f"--{name.replace('_', '-')}: leave it out; --{job} takes it from the run")
+    for name, value in asdict(saved).items():
+        if resume and value != getattr(args, name) and name != "resume":
+            print(f"{name} {value} -> {getattr(args, name)}")
     return args, checkpoint
 
 
-def check(args):
-    """Raise ValueError if a setting is out of its range, or if settings do not go together."""
-    for field in fields(args):
-        low, high = getattr(field.type, "__metadata__", (-inf, inf))
-        value, flag = getattr(args, field.name), field.name.replace("_", "-")
-        if isinstance(value, int | float) and not (low <= value <= high and isfinite(value)):
-            limits = f"of at least {low}" if high == inf else f"from {low} to {high}"
-            raise ValueError(f"--{flag} {value}: need a number {limits}")
-    if args.batch_size % args.minibatch_size:
-        raise ValueError(f"--minibatch-size: need a divisor of T × N = {args.batch_size}")
-    if args.total_steps < args.batch_size:
-        raise ValueError(f"--total-steps: need at least T × N = {args.batch_size}")
-    if (args.render or args.video or args.deterministic) and not args.evaluate:
-        raise ValueError("--render, --video, --deterministic: add --evaluate RUN_DIR")
-    if args.render and args.video:
-        raise ValueError("--render, --video: need one of them, not both")
+class Output:
+    """Standard output or error that never stops a run. If its reader has gone (`| head -1`), it
+    goes on on standard error, and if that has gone, too, in silence."""
 
+    def __init__(self, stream):
+        null = os.open(os.devnull, os.O_WRONLY)
+        self.stream, self.others = stream or os.fdopen(null, "w"), [2, null]
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # one that cannot show γ shows ?
 
-def choose_compile(args):
-    """Whether to compile: by default only in long runs, as it takes about a minute."""
-    headers = Path(sysconfig.get_path("include"), "Python.h")
-    possible = headers.exists() and shutil.which(os.environ.get("CXX", "g++"))
-    if args.compile and not possible:
-        sys.exit("--compile: needs a C++ compiler (g++ or $CXX) and Python.h; or use --no-compile")
-    if args.compile is None:
-        return bool(possible) and args.total_steps >= 500_000
-    return args.compile
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, text):
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError:
+            os.dup2(self.others.pop(0), self.stream.fileno())
+            self.write("")  # what is still to be written
 
 
 # torchrun's processes divide N and M among themselves and average their gradients. Each
@@ -793,53 +805,59 @@ def average(tensors):
 
 
 def gather(episodes, stop):
-    """The episodes of all processes, by the step at which they ended; the largest `stop`."""
+    """The episodes of all processes, by the step at which they ended; whether one is to stop."""
     everyone = [(episodes, stop)] * WORLD_SIZE
     if WORLD_SIZE > 1:
         dist.all_gather_object(everyone, (episodes, stop))
     episodes = sorted(sum((episodes for episodes, _ in everyone), []), key=lambda row: row[0])
-    return episodes, max(stop for _, stop in everyone)
+    return episodes, any(stop for _, stop in everyone)
 
 
-def main(argv=None):
-    """Train or evaluate; `argv` is the command line."""
-    args, checkpoint = parse_args(argv)
-    if args.num_envs % WORLD_SIZE or args.minibatch_size % WORLD_SIZE:
-        sys.exit(f"--num-envs, --minibatch-size: need multiples of the {WORLD_SIZE} processes")
-    if args.minibatch_size < 2 * WORLD_SIZE:
-        sys.exit(f"--minibatch-size: need 2 samples or more for each of {WORLD_SIZE} processes")
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
-    torch.set_num_threads(args.threads)
+def choose_device(args):
+    """The CPU, or with --cuda the GPU, made ready."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if args.cuda and gpus <= LOCAL_RANK:
+    if not args.cuda:
+        if gpus and not args.evaluate:
+            print("a GPU is here: --cuda uses it")
+        return torch.device("cpu")
+    if gpus <= LOCAL_RANK:
         sys.exit(f"--cuda: torch {torch.__version__} finds {gpus} usable GPUs, and this process "
                  f"needs number {LOCAL_RANK}; --no-cuda runs on the CPU")  # fmt: skip
-    if gpus and not args.cuda and not args.evaluate and RANK == 0:
-        print("a GPU is here: --cuda uses it")
-    if args.cuda:
-        torch.cuda.set_device(LOCAL_RANK)
-        torch.set_float32_matmul_precision("high")  # TF32, as cuDNN's convolutions use anyway
-        torch.backends.cudnn.deterministic = True  # the same seed, the same run
+    torch.cuda.set_device(LOCAL_RANK)
+    torch.set_float32_matmul_precision("high")  # TF32, as cuDNN's convolutions use anyway
+    torch.backends.cudnn.deterministic = True  # the same seed, the same run
+    return torch.device("cuda")
+
+
+def main(argv=()):
+    """Train or evaluate; `argv`: the flags of the command line."""
+    args, checkpoint = parse_args(argv)
+    torch.set_num_threads(args.threads)
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
     try:
         if args.evaluate:
             return evaluate(args, checkpoint)
-        args.compile = choose_compile(args)
         if WORLD_SIZE > 1:
             dist.init_process_group("nccl" if args.cuda else "gloo")
         if RANK > 0:  # only the records of process 0 are kept
-            scratch = tempfile.TemporaryDirectory()
-            args.run_dir, sys.stdout = f"{scratch.name}/run", open(os.devnull, "w")  # noqa: SIM115
-        train(args, checkpoint)
+            scratch, sys.stdout = tempfile.TemporaryDirectory(), open(os.devnull, "w")  # noqa: SIM115
+            args = replace(args, run_dir=scratch.name, eval_every=0)
+        run = train(args, checkpoint)
     except FloatingPointError as e:
         sys.exit(f"{SCRIPT}: stopped, {e}")
+    except torch._dynamo.exc.TorchDynamoException as e:
+        e.add_note("torch cannot compile this code: --no-compile runs it as it is")
+        raise
     except KeyboardInterrupt:
         sys.exit(130)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+    if run.stop:
+        sys.exit(130)  # not 0, so that `a && b` stops, too
 
 
 if __name__ == "__main__":
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # a terminal that cannot print γ shows ?
-    main()
+    os.environ["MPLBACKEND"] = "agg"  # draw to files; a notebook's backend may not be here
+    with redirect_stdout(Output(sys.stdout)), redirect_stderr(Output(sys.stderr)):
+        main(sys.argv[1:])

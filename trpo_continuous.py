@@ -21,7 +21,8 @@ samples, is left out. "Baselines" is OpenAI's trpo_mpi, "ppo2" its PPO.
 
   python trpo_continuous.py                              learn CartPole-v1
   python trpo_continuous.py --env-id HalfCheetah-v5      a million steps, continuous actions
-  python trpo_continuous.py --resume RUN_DIR             go on after an interruption
+  python trpo_continuous.py --env-id my_module:My-v0     a task that my_module.py registers
+  python trpo_continuous.py --resume RUN_DIR             go on; any flag changes a setting
   python trpo_continuous.py --evaluate RUN_DIR --render  watch what it learned; --video records it
 """
 
@@ -32,21 +33,20 @@ import shlex
 import signal
 import sys
 import time
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, fields
+from datetime import datetime
 from math import ceil, inf, isfinite, nan
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Literal
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
 import tyro
+from gymnasium import wrappers
 from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import RecordEpisodeStatistics, RecordVideo
-from matplotlib.figure import Figure
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 from torch.utils.tensorboard import SummaryWriter
@@ -54,35 +54,33 @@ from tqdm import tqdm
 
 # ------------------------------------------------------------------------------------ Settings
 
-Count, Seed = Annotated[int, 1, inf], Annotated[int, 0, 2**63 - 1]  # type, lowest, highest
-Positive, NonNegative = Annotated[float, 1e-12, inf], Annotated[float, 0, inf]
-Fraction, Share = Annotated[float, 0, 1], Annotated[float, 1e-12, 1]
-
 
 @dataclass
 class Args:
     env_id: str = "CartPole-v1"  # Gymnasium's id of a task whose observations are vectors
-    seed: Seed = 1  # seed of the network, the actions, the minibatches and the task
-    total_steps: Count = 1_000_000  # agent steps, rounded down to whole rollouts (T × N)
+    seed: int = 1  # seed of the network, the actions, the minibatches and the task
+    total_steps: float = 1_000_000  # agent steps, rounded down to whole rollouts (T × N)
 
     # The trust region: Sec. 6, App. C and E
-    max_kl: Positive = 0.01  # δ, the bound of the mean KL in Eq. 14
-    cg_iters: Count = 10  # k, iterations of conjugate gradient
-    fvp_fraction: Share = 1.0  # share of the rollout's states used to compute A (App. C.1: 0.1)
-    cg_damping: NonNegative = 0.1  # not in the paper: added to A's diagonal (Baselines)
-    line_search_steps: Count = 10  # not in the paper: tries of the line search (Baselines)
-    backtrack_coef: Share = 0.8  # factor on β after a failed try (Spinning Up's value)
+    max_kl: float = 0.01  # δ, the bound of the mean KL in Eq. 14
+    cg_iters: int = 10  # k, iterations of conjugate gradient
+    fvp_fraction: float = 1.0  # share of the rollout's states used to compute A (App. C.1: 0.1)
+    cg_damping: float = 0.1  # not in the paper: added to A's diagonal (Baselines)
+    line_search_steps: int = 10  # not in the paper: tries of the line search (Baselines)
+    backtrack_coef: float = 0.8  # factor on β after a failed try (Spinning Up's value)
+    # not in the paper: least improvement, as a share of what g expects (Schulman's code: 0.1)
+    accept_ratio: float = 0.0
 
     # The batch
-    num_envs: Count = 1  # N, number of actors
-    num_steps: Count = 1024  # T, steps of each actor in a rollout (Baselines' value)
-    gamma: Fraction = 0.99  # γ, discount (the paper's value)
+    num_envs: int = 1  # N, number of actors
+    num_steps: int = 1024  # T, steps of each actor in a rollout (Baselines' value)
+    gamma: float = 0.99  # γ, discount (the paper's value)
 
     # Not in the paper: from OpenAI's Baselines
-    gae_lambda: Fraction = 0.98  # λ of GAE; 1: returns minus V
-    num_epochs: Count = 5  # K, the critic's passes over a rollout
-    minibatch_size: Count = 64  # M, samples in one of the critic's minibatches
-    learning_rate: NonNegative = 1e-3  # Adam's step size for the critic
+    gae_lambda: float = 0.98  # λ of GAE; 1: returns minus V
+    num_epochs: int = 5  # K, the critic's passes over a rollout
+    minibatch_size: int = 64  # M, samples in one of the critic's minibatches
+    learning_rate: float = 1e-3  # Adam's step size for the critic
     norm_obs: bool = True  # normalise observations, clip them at ±10 (ppo2)
     norm_reward: bool = True  # divide rewards by the std of returns, clip them at ±10 (ppo2)
     clip_actions: bool = True  # clip actions to the task's bounds before the task gets them
@@ -90,12 +88,13 @@ class Args:
     orthogonal: bool = True  # orthogonal initial weights; the policy's last layer 100 times smaller
 
     # The run
-    threads: Count = 1  # torch's threads; more than 1 slows down networks this small
-    run_dir: str = ""  # a new directory for the records; if not given: one in runs/
+    threads: int = 1  # torch's threads; more than 1 slows down networks this small
+    run_dir: str = ""  # a new or empty directory for the records; if not given: one in runs/
     goal_score: float | None = None  # stop when the last 100 episodes average this score
+    eval_every: float = 0  # play and log --episodes without noise every so many steps; 0: never
     resume: str = ""  # directory of a run: go on with it, with its settings
     evaluate: str = ""  # directory of a run (its best.pt), or a .pt file: play it, do not train
-    episodes: Count = 10  # with --evaluate: number of episodes
+    episodes: int = 10  # with --evaluate, --eval-every: number of episodes
     deterministic: bool = False  # with --evaluate: take the most probable action, do not sample
     render: bool = False  # with --evaluate: show a window
     video: bool = False  # with --evaluate: record to RUN_DIR/videos
@@ -103,10 +102,26 @@ class Args:
     def __post_init__(self):
         self.batch_size = self.num_steps * self.num_envs  # T × N
         check(self)
+        self.total_steps, self.eval_every = int(self.total_steps), int(self.eval_every)
         self.num_iterations = self.total_steps // self.batch_size
 
 
-# fmt: off
+def check(args):
+    """Raise ValueError if a setting is out of its range, or if settings do not go together."""
+    for field in fields(args):
+        low = {"seed": 0, "minibatch_size": 2}.get(field.name, 1) if field.type is int else 0
+        high = 1 if field.name in ("gamma", "gae_lambda", "fvp_fraction", "backtrack_coef") else inf
+        flag, value = "--" + field.name.replace("_", "-"), getattr(args, field.name)
+        if field.type in (int, float) and not (low <= value <= high and isfinite(value)):
+            raise ValueError(f"{flag} {value}: need a number from {low} to {high}")
+    if args.batch_size % args.minibatch_size:
+        raise ValueError(f"--minibatch-size: need a divisor of T × N = {args.batch_size}")
+    if args.total_steps < args.batch_size:
+        raise ValueError(f"--total-steps: need at least T × N = {args.batch_size}")
+    if not args.evaluate and (args.render or args.video or args.deterministic):
+        raise ValueError("--render, --video, --deterministic: add --evaluate RUN_DIR")
+
+
 TASKS = {  # defaults for tasks that the settings above do not solve, or solve slowly
     "CartPole-v1": {"total_steps": 100_000, "num_envs": 4, "num_steps": 256},
     "Pendulum-v1": {"total_steps": 300_000, "num_envs": 4, "num_steps": 512, "gamma": 0.95},
@@ -114,34 +129,37 @@ TASKS = {  # defaults for tasks that the settings above do not solve, or solve s
     "LunarLander-v3": {"num_envs": 4, "num_steps": 1000, "minibatch_size": 100, "norm_obs": False},
     "LunarLanderContinuous-v3": {"num_envs": 4, "num_steps": 1000, "minibatch_size": 100,
                                  "norm_obs": False},
-}
-# fmt: on
+}  # fmt: skip
 
 # ----------------------------------------------------------------------------------- Algorithm
 
 
 def train(args, checkpoint=None):
-    """The practical algorithm of Sec. 6. `checkpoint`: what a run to be resumed has saved."""
+    """The practical algorithm of Sec. 6. `checkpoint`: what a run to be resumed has saved. Returns
+    the finished Run."""
     torch.manual_seed(args.seed)
-    envs = make_envs(args)
-    net = ActorCritic(envs.single_observation_space, envs.single_action_space, args)
-    # not in the paper: a critic, fitted by Adam (Baselines)
-    optimizer = torch.optim.Adam(net.critic.parameters(), args.learning_rate, fused=True)
-    batch = make_batch(args.num_steps, envs)
-
-    with Run(args, checkpoint, net=net, optimizer=optimizer) as run:
+    with ExitStack() as stack:  # what is open in it is closed in the end, or after an error
+        envs = [stack.enter_context(make_env(args)) for _ in range(args.num_envs)]
+        net = ActorCritic(envs[0].observation_space, envs[0].action_space, args)
+        # not in the paper: a critic, fitted by Adam (Baselines)
+        optimizer = torch.optim.Adam(net.critic.parameters(), args.learning_rate, fused=True)
+        run = Run(args, checkpoint, net=net, optimizer=optimizer)
+        stack.callback(run.close)
         torch.manual_seed(run.seed)
-        batch.raw_obs[-1] = torch.from_numpy(envs.reset(seed=run.seed)[0])
+        obs = np.stack([env.reset(seed=run.seed + n)[0] for n, env in enumerate(envs)])
+        discounted = np.zeros(args.num_envs)  # discounted returns so far, for `scale_rewards`
         for iteration in range(run.iteration, args.num_iterations):  # line 1
-            episodes = rollout(envs, net, batch)  # line 2
+            batch, obs, episodes = rollout(envs, obs, net, args.num_steps)  # line 2
             if args.norm_reward:  # not in the paper (--no-norm-reward)
-                scale_rewards(batch, net.return_moments, args.gamma)
+                discounted = scale_rewards(batch, discounted, net.return_moments, args.gamma)
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 3
             stats = update(net, optimizer, batch, args)  # line 4
             if args.norm_obs:  # not in the paper (--no-norm-obs); after the update: it changes π
-                net.obs_moments.add(batch.raw_obs[:-1].flatten(0, 1))
-            if run.log(episodes, stats) or run.stop:  # --goal-score is reached, or Ctrl-C
+                net.obs_moments.add(batch.raw_obs.flatten(0, 1))
+            if run.log(episodes, stats):  # the goal is reached, or a signal asks to stop
                 break
+        run.save()
+    return run
 
 
 # ------------------------------------------------------------------------------------- Network
@@ -200,7 +218,8 @@ class ActorCritic(nn.Module):
 
 def mlp(num_inputs, num_outputs):
     """Two layers of 64 tanh units and a linear head."""
-    return nn.Sequential(nn.Linear(num_inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(),
+    return nn.Sequential(nn.Linear(num_inputs, 64), nn.Tanh(),
+                         nn.Linear(64, 64), nn.Tanh(),
                          nn.Linear(64, num_outputs))  # fmt: skip
 
 
@@ -234,90 +253,64 @@ class RunningMoments(nn.Module):
         self.count.copy_(total)
 
 
+def draw_noise(net, *shape):
+    """The noise that makes `act` sample π, for `shape` observations: (*shape, A), A being the
+    number of actions, or the action size."""
+    noise = torch.empty(*shape, net.num_outputs)
+    if net.discrete:  # Gumbel's: argmax(logits + noise) is a sample of the softmax
+        return noise.exponential_().log().neg()
+    return noise.normal_() * net.log_std.exp()
+
+
+def act(net, raw_obs, noise=0.0):
+    """Actions a ~ π(·|s) for raw_obs (..., observation size); without noise, the most probable."""
+    out = net.actor(net.normalise(torch.as_tensor(raw_obs))) + torch.as_tensor(noise)
+    return out.argmax(-1) if net.discrete else out
+
+
 # ------------------------------------------------------------------------------------- Rollout
 
 
-def make_batch(num_steps, envs):
-    """Storage for one rollout, reused in every iteration: tensors (T, N), unless noted."""
-    obs_shape, action_space = envs.single_observation_space.shape, envs.single_action_space
-    dtype = torch.int64 if isinstance(action_space, Discrete) else torch.float32
-    num_envs, shape = envs.num_envs, (num_steps, envs.num_envs)
-    return SimpleNamespace(
-        # (T + 1, N, observation size), s_0, ..., s_T; the next rollout goes on from the last row
-        raw_obs=torch.zeros(num_steps + 1, num_envs, *obs_shape).double(),
-        # (T, N, observation size), what step t led to, before any reset
-        next_obs=torch.zeros(*shape, *obs_shape).double(),
-        actions=torch.zeros(*shape, *action_space.shape, dtype=dtype),  # (T, N[, action size])
-        rewards=torch.zeros(shape),
-        terminated=torch.zeros(shape),  # 1 where the episode ended
-        truncated=torch.zeros(shape),  # 1 where a time limit cut it off
-        # (N,) array, of the unfinished episodes, for `scale_rewards`
-        discounted_return=np.zeros(num_envs),
-        # set after the last step:
-        obs=None,  # (T, N, observation size), normalised
-        pi_old=None,  # (T, N, ...), the parameters of π_θold(·|s_t)
-        log_probs=None,  # log π_θold(a_t|s_t)
-        values=None,  # V(s_t)
-        next_values=None,  # V of next_obs
-        advantages=None,  # Â_t
-        targets=None,  # V^targ_t
-    )
-
-
 @torch.no_grad()
-def rollout(envs, net, batch):
-    """Run π_θold for T timesteps in N environments, filling `batch`.
+def rollout(envs, obs, net, num_steps):
+    """Run π_θold for T timesteps in N environments.
 
-    Returns (t, return, length) of each episode that ended at step t = 0, ..., T - 1.
+    obs: (N, observation size), what the environments show now. Returns the batch of T × N samples,
+    what they show at the end, and (t, return, length) of each episode that ended at step
+    t = 0, ..., T - 1.
     """
-    num_steps, episodes = len(batch.rewards), []
-    names = ("raw_obs", "next_obs", "actions", "rewards", "terminated", "truncated")
-    b = SimpleNamespace(**{name: getattr(batch, name).numpy() for name in names})  # same memory
-    policy = make_policy(net, num_steps, envs.num_envs)
-    b.raw_obs[0] = b.raw_obs[-1]  # go on where the last rollout ended
+    shape, obs, episodes = (num_steps, len(envs)), obs.copy(), []
+    raw_obs, next_obs = np.zeros((2, *shape, obs.shape[1]))
+    actions = np.zeros((*shape, *envs[0].action_space.shape), np.int64 if net.discrete else "f4")
+    rewards, terminated, truncated = np.zeros((3, *shape), "f4")
+    noise = draw_noise(net, *shape).numpy()  # all of it at once, which is faster
+    act_fn = act_in_numpy(net)  # or, slower, partial(act, net)
     for t in range(num_steps):
-        b.actions[t] = policy(t, b.raw_obs[t])
-        obs, b.rewards[t], b.terminated[t], b.truncated[t], info = envs.step(b.actions[t])
-        b.raw_obs[t + 1] = b.next_obs[t] = obs
-        for n in np.flatnonzero(b.terminated[t] + b.truncated[t]):  # obs[n] begins a new episode
-            b.next_obs[t, n] = info["final_obs"][n]
-            episode = info["final_info"]["episode"]
-            episodes.append((t, float(episode["r"][n]), int(episode["l"][n])))
-    check_finite(observation=b.raw_obs, next_observation=b.next_obs, reward=b.rewards)
+        raw_obs[t] = obs
+        actions[t] = act_fn(obs, noise[t])
+        for n, env in enumerate(envs):
+            obs[n], rewards[t, n], terminated[t, n], truncated[t, n], info = env.step(actions[t, n])
+            next_obs[t, n] = obs[n]
+            if terminated[t, n] or truncated[t, n]:
+                episodes.append((t, float(info["episode"]["r"]), int(info["episode"]["l"])))
+                obs[n], _ = env.reset()
+    check_finite(observation=raw_obs, next_observation=next_obs, reward=rewards)
 
-    batch.obs = net.normalise(batch.raw_obs[:-1])
-    batch.pi_old = net.pi_params(batch.obs)
-    batch.log_probs = net.distribution(batch.pi_old).log_prob(batch.actions)
-    batch.values = net.value(batch.obs)
-    # not in the paper: at a time limit, bootstrap from V (Pardo et al. 2018)
-    batch.next_values = net.value(net.normalise(batch.next_obs))
-    return episodes
-
-
-def make_policy(net, num_steps, num_envs):
-    """π_θ as a function policy(t, raw_obs) -> actions, on arrays (N, ...); t = 0, ..., T - 1.
-
-    In numpy, and with all noise drawn beforehand: torch takes three times as long for one
-    observation.
-    """
-    linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
-    *hidden, (head_weight, head_bias) = [(m.weight.T.numpy(), m.bias.numpy()) for m in linear]
-    mean, std = net.obs_moments.mean.numpy(), net.obs_moments.std.numpy()
-    noise = torch.empty(num_steps, num_envs, net.num_outputs)
-    if net.discrete:
-        noise = noise.exponential_().log().neg().numpy()  # Gumbel's: argmax(logits + noise) ~ π
-    else:
-        noise = (noise.normal_() * net.log_std.exp()).numpy()
-
-    def policy(t, raw_obs):
-        x = ((raw_obs - mean) / std).clip(-10, 10) if net.norm_obs else raw_obs
-        x = x.astype(np.float32)
-        for weight, bias in hidden:
-            x = np.tanh(x @ weight + bias)
-        out = x @ head_weight + head_bias + noise[t]
-        return out.argmax(-1) if net.discrete else out
-
-    return policy
+    batch = SimpleNamespace(
+        raw_obs=torch.from_numpy(raw_obs),  # (T, N, observation size)
+        actions=torch.from_numpy(actions),  # (T, N[, action size])
+        rewards=torch.from_numpy(rewards),  # (T, N), as all that is not marked
+        terminated=torch.from_numpy(terminated),  # 1 where the episode ended
+        truncated=torch.from_numpy(truncated),  # 1 where a time limit cut it off
+    )
+    batch.obs = net.normalise(batch.raw_obs)  # (T, N, observation size)
+    batch.pi_old = net.pi_params(batch.obs)  # (T, N, ...), the parameters of π_θold(·|s_t)
+    batch.log_probs = net.distribution(batch.pi_old).log_prob(batch.actions)  # log π_θold(a_t|s_t)
+    batch.values = net.value(batch.obs)  # V(s_t)
+    # V of what step t led to, before any reset; not in the paper: at a time limit, bootstrap from
+    # it (Pardo et al. 2018)
+    batch.next_values = net.value(net.normalise(torch.from_numpy(next_obs)))
+    return batch, obs, episodes
 
 
 # ---------------------------------------------------------------------------------- Advantages
@@ -334,16 +327,16 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
     # the factors (1 - ...): not in the PPO paper, where no episode ends before step T
     deltas = rewards + gamma * (1 - terminated) * next_values - values  # PPO's Eq. 12
     decay = gamma * gae_lambda * (1 - terminated) * (1 - truncated)
-    advantages = torch.zeros_like(rewards)
-    advantage = torch.zeros_like(rewards[0])
-    for t in reversed(range(len(rewards))):
+    deltas, decay = deltas.numpy(), decay.numpy()  # the loop is six times as fast on arrays
+    advantages, advantage = np.zeros_like(deltas), 0.0
+    for t in reversed(range(len(deltas))):
         advantage = deltas[t] + decay[t] * advantage  # PPO's Eq. 11: Â_t = δ_t + γλ Â_{t+1}
         advantages[t] = advantage
-    return advantages
+    return torch.from_numpy(advantages)
 
 
 def estimate_advantages(batch, gamma, gae_lambda):
-    """Fill in a rollout's advantages Â_t and value targets V^targ_t."""
+    """Add a rollout's advantages Â_t and value targets V^targ_t, both (T, N), to the batch."""
     batch.advantages = gae(batch.rewards, batch.values, batch.next_values, batch.terminated,
                            batch.truncated, gamma, gae_lambda)  # fmt: skip
     batch.targets = batch.advantages + batch.values  # V^targ; the PPO paper leaves it open
@@ -354,19 +347,22 @@ def standardise(advantages):
     return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
 
 
-def scale_rewards(batch, moments, gamma):
+def scale_rewards(batch, discounted, moments, gamma):
     """Divide a rollout's rewards by the std of all discounted returns so far; clip them at ±10.
 
-    A discounted return is r_t + γ r_{t-1} + γ² r_{t-2} + ... within an episode. Not in the paper:
-    ppo2's scaling (--no-norm-reward), here once a rollout, not at every step.
+    A discounted return looks back, as in ppo2: r_t + γ r_{t-1} + γ² r_{t-2} + ... within an
+    episode. discounted: (N,), that of the last step before the rollout; returns that of its last
+    step, 0 where the episode ended. Not in the paper: ppo2's scaling (--no-norm-reward), here once
+    a rollout, not at every step.
     """
     rewards, returns = batch.rewards.numpy(), np.zeros(batch.rewards.shape)
     not_done = ((1 - batch.terminated) * (1 - batch.truncated)).numpy()
     for t in range(len(rewards)):
-        returns[t] = rewards[t] + gamma * batch.discounted_return
-        batch.discounted_return = returns[t] * not_done[t]
+        returns[t] = rewards[t] + gamma * discounted
+        discounted = returns[t] * not_done[t]
     moments.add(torch.from_numpy(returns).flatten())
     batch.rewards.div_(moments.std).clamp_(-10, 10)
+    return discounted
 
 
 # -------------------------------------------------------------------------------------- Update
@@ -427,21 +423,23 @@ def conjugate_gradient(product, b, num_iters, tolerance=1e-10):
 
 
 @torch.no_grad()
-def line_search(measure, weights, full_step, max_kl, num_tries, backtrack_coef):
+def line_search(measure, weights, full_step, expected, args):
     """Move θ by `full_step` = β s, (W,), with β shrunk until L improves and KL ≤ δ (App. C).
 
-    measure() returns the surrogate's improvement and KL(π_θold ‖ π_θ) at the weights as they are.
-    Returns the fraction of the step taken, the improvement and the KL. If every try fails, it puts
-    the old weights back, bit for bit, and returns zeros.
+    measure() returns the surrogate's improvement and KL(π_θold ‖ π_θ) at the weights as they are;
+    expected: the improvement by the full step, to first order. Returns the fraction of the step
+    taken, the improvement and the KL. If every try fails, it puts the old weights back, bit for
+    bit, and returns zeros.
     """
     theta_old = flat(weights)
     fraction = 1.0
-    for _ in range(num_tries):  # not in the paper: a limit of tries (Baselines)
+    for _ in range(args.line_search_steps):  # not in the paper: a limit of tries (Baselines)
         nn.utils.vector_to_parameters(theta_old + fraction * full_step, weights)
         improvement, kl = measure()
-        if 0 < improvement < inf and kl <= max_kl:  # both are false for nan
+        enough = args.accept_ratio * fraction * expected  # 0, by default
+        if enough < improvement < inf and kl <= args.max_kl:  # both are false for nan
             return fraction, improvement, kl
-        fraction *= backtrack_coef
+        fraction *= args.backtrack_coef
     nn.utils.vector_to_parameters(theta_old, weights)
     return 0.0, 0.0, 0.0
 
@@ -480,11 +478,9 @@ def trust_region_step(net, samples, args):
         improvement = surrogate(pi, samples) - l_old
         return improvement.item(), kl_divergence(pi_old, pi).mean().item()
 
-    fraction, improvement, kl = line_search(
-        measure, weights, full_step, args.max_kl, args.line_search_steps, args.backtrack_coef
-    )
-    expected = fraction * (g @ full_step).item()  # to first order
-    return {"kl": kl, "improvement": improvement, "expected_improvement": expected,
+    expected = (g @ full_step).item()  # by the full step, to first order
+    fraction, improvement, kl = line_search(measure, weights, full_step, expected, args)
+    return {"kl": kl, "improvement": improvement, "expected_improvement": fraction * expected,
             "step_fraction": fraction, "cg_residual": residual,
             "grad_norm": g.norm().item()}  # fmt: skip
 
@@ -513,67 +509,73 @@ def update(net, optimizer, batch, args):
         stats["entropy"] = net.pi(samples.obs).entropy().mean().item()
         stats["value_loss"] = (net.value(samples.obs) - samples.targets).square().mean().item()
     check_finite(**stats)
-    # Â = V^targ − V is what V leaves unexplained
-    unexplained = (batch.advantages.var() / batch.targets.var()).item()
-    return stats | {"explained_variance": 1 - unexplained}
+    unexplained = (batch.targets - batch.values).var() / batch.targets.var()
+    return stats | {"explained_variance": 1 - unexplained.item()}
 
 
 # ============ The paper's part ends here. What follows runs the environments and keeps records.
 
+# --------------------------------------------------------------------------------------- Speed
+
+
+def act_in_numpy(net):
+    """`act` with θ as it is now, on arrays: for one observation torch takes three times as long."""
+    linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
+    *hidden, (head_weight, head_bias) = [(m.weight.T.numpy(), m.bias.numpy()) for m in linear]
+    mean, std = net.obs_moments.mean.numpy(), net.obs_moments.std.numpy()
+
+    def actor(raw_obs):
+        x = ((raw_obs - mean) / std).clip(-10, 10) if net.norm_obs else raw_obs
+        x = x.astype(np.float32)
+        for weight, bias in hidden:
+            x = np.tanh(x @ weight + bias)
+        return x @ head_weight + head_bias
+
+    def act_fn(raw_obs, noise):
+        out = actor(raw_obs) + noise
+        return out.argmax(-1) if net.discrete else out
+
+    obs = mean + std  # any would do
+    if not np.allclose(actor(obs), net.actor(net.normalise(torch.from_numpy(obs))), 1e-3, 1e-5):
+        raise RuntimeError("act_in_numpy differs from net.actor: change both, or use `act` instead")
+    return act_fn
+
+
 # --------------------------------------------------------------------------------- Environment
 
 
-def make_envs(args):
-    """N environments. One whose episode ends begins the next within the same step: its last
-    observation is in info["final_obs"], its return and length in info["final_info"]."""
-    makers = [lambda: make_env(args)] * args.num_envs
-    return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
-
-
 def make_env(args, **rendering):
-    """One environment that takes the policy's actions and records its episodes."""
-    flag = f"--env-id {args.env_id}"
+    """One environment that takes actions as the policy gives them, and records its episodes."""
     try:
         env = gym.make(args.env_id, **rendering)
     except (gym.error.Error, ImportError) as e:
-        sys.exit(f"{flag}: {e} (Atari games: ppo_atari.py)")
-    obs, actions = env.observation_space, env.action_space
-    if not (isinstance(obs, Box) and len(obs.shape) == 1):
-        sys.exit(f"{flag}: observes {obs}; need a Box of one dimension (Atari: ppo_atari.py)")
-    floats = isinstance(actions, Box) and np.issubdtype(actions.dtype, np.floating)
-    if not (isinstance(actions, Discrete) or floats and len(actions.shape) == 1):
-        sys.exit(f"{flag}: acts by {actions}; need Discrete, or a Box of floats of one dimension")
-    return RecordEpisodeStatistics(PolicyActions(env, args.clip_actions))
+        sys.exit(f"--env-id {args.env_id}: {e} (Atari games: ppo_atari.py)")
+    obs_space, space = env.observation_space, env.action_space
+    vectors = isinstance(obs_space, Box) and len(obs_space.shape) == 1
+    floats = isinstance(space, Box) and np.issubdtype(space.dtype, np.floating)
+    if not (vectors and (isinstance(space, Discrete) or floats and len(space.shape) == 1)):
+        env.close()
+        sys.exit(f"--env-id {args.env_id}: observes {obs_space}, acts by {space}; need a Box of "
+                 "one dimension, and Discrete or a Box of floats of one dimension. A module of "
+                 "yours can register the task in a wrapper, such as gymnasium.wrappers."
+                 "FlattenObservation: --env-id my_module:My-v0")  # fmt: skip
 
+    def action_of(action):
+        if isinstance(space, Discrete):
+            return space.start + action
+        if args.clip_actions:  # not in the paper: from Baselines (--no-clip-actions)
+            action = action.clip(space.low, space.high)
+        return action.astype(space.dtype)
 
-class PolicyActions(gym.Wrapper):
-    """Takes actions as the policy gives them: any float32 for a Box, from 0 on for Discrete."""
-
-    def __init__(self, env, clip_actions):
-        super().__init__(env)
-        self.space, self.clip_actions = env.action_space, clip_actions
-
-    def reset(self, **kwargs):
-        obs, _ = self.env.reset(**kwargs)
-        return self.checked(obs), {}
-
-    def step(self, action):
-        if isinstance(self.space, Discrete):
-            action = self.space.start + action
-        else:
-            if self.clip_actions:  # not in the paper: from Baselines (--no-clip-actions)
-                action = action.clip(self.space.low, self.space.high)
-            action = action.astype(self.space.dtype)
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        if np.ndim(reward):
-            raise ValueError(f"a reward must be one number; it is {reward}")
-        return self.checked(obs), reward, terminated, truncated, {}  # other infos cost time
-
-    def checked(self, obs):
-        obs = np.array(obs)  # a copy: some tasks change theirs in place
-        if obs.shape != self.observation_space.shape:
-            raise ValueError(f"an observation must be a {self.observation_space}; it is {obs}")
+    def checked(obs):
+        obs = np.array(obs, dtype=np.float64)  # a copy: some tasks change theirs in place
+        if obs.shape != obs_space.shape:
+            raise ValueError(f"an observation must be a {obs_space}; it is {obs}")
         return obs
+
+    env = wrappers.TransformObservation(env, checked, None)
+    env = wrappers.TransformAction(env, action_of, None)
+    return wrappers.RecordEpisodeStatistics(env)
 
 
 def check_finite(**values):
@@ -586,6 +588,7 @@ def check_finite(**values):
 
 # ------------------------------------------------------------------------------------- Records
 
+LIBRARIES = ("torch", "gymnasium", "mujoco", "Box2D", "numpy")
 PUBLISHED_BY = "OpenAI's Baselines (1M steps, older task)"
 PUBLISHED_SCORES = {  # Baselines' TRPO; the paper's Swimmer, Hopper and Walker are earlier tasks
     "HalfCheetah-v5": 1289.7, "Hopper-v5": 1912.9, "InvertedDoublePendulum-v5": 6731.6,
@@ -593,61 +596,66 @@ PUBLISHED_SCORES = {  # Baselines' TRPO; the paper's Swimmer, Hopper and Walker 
 }  # fmt: skip
 
 
-class Run(AbstractContextManager):
-    """A run and its directory: config.json, episodes.csv, TensorBoard's events, checkpoint.pt,
-    best.pt, learning_curve.png. To be used in a `with` statement, which saves it at the end.
+class Run:
+    """A run and its directory. learned: {name: module or optimizer}, what training changes.
 
-    learned:   {name: what training changes}, each with a state_dict(), among them "net"
     iteration: where to begin, 0 in a new run; seed: for all that is random from there on
     episodes:  (step, return, length, seconds) of each finished episode; step: where it ended
-    stop:      number of the signal that asked to stop, SIGINT (Ctrl-C) or SIGTERM; else 0
+    stats:     the scalars logged last; stop: whether a signal has asked to stop
     """
 
     def __init__(self, args, checkpoint, **learned):
-        self.args, self.learned, self.stop = args, learned, 0
-        start = checkpoint or {"step": 0, "episodes": [], "best": -inf, "seconds": 0.0}
-        self.step, self.episodes, self.best = start["step"], start["episodes"], start["best"]
-        if checkpoint:
-            for name, part in learned.items():
-                part.load_state_dict(checkpoint[name])
+        self.args, self.learned, self.stop, start = args, learned, False, checkpoint or {}
+        self.step, self.best = start.get("step", 0), start.get("best", -inf)
+        self.episodes, self.stats = start.get("episodes", []), start.get("stats", {})
+        for name, part in learned.items() if checkpoint else ():
+            saved = dict(checkpoint[name])
+            if "param_groups" in saved:  # an optimizer: its step size is that of the flags
+                saved["param_groups"] = part.state_dict()["param_groups"]
+            part.load_state_dict(saved)
         self.iteration = self.step // args.batch_size
         self.seed = derive_seed(args.seed, self.iteration)  # a resumed run plays other episodes
-        self.last_log = self.last_save = time.time()
-        self.started = self.last_log - start["seconds"]
 
-        name = time.strftime(f"{Path(SCRIPT).stem}-{args.env_id}-seed{args.seed}-%Y%m%d-%H%M%S")
-        args.run_dir = args.run_dir or "runs/" + name.replace("/", "-").replace(":", "-")
-        self.dir = Path(args.run_dir)
-        if self.dir.exists() and not checkpoint:
-            sys.exit(f"--run-dir {self.dir}: exists; name a new one, or --resume this one")
-        self.dir.mkdir(parents=True, exist_ok=True)
-        device = next(learned["net"].parameters()).device
-        libraries = ("torch", "gymnasium", "ale_py", "mujoco", "Box2D", "numpy")
-        config = {
-            "script": SCRIPT,
-            "sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
-            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-            "versions": {n: sys.modules[n].__version__ for n in libraries if n in sys.modules},
-            "settings": asdict(args),
-        }
-        (self.dir / "config.json").write_text(json.dumps(config, indent=2))
-        self.write_rows([("step", "return", "length", "seconds"), *self.episodes], mode="w")
+        name = f"{Path(SCRIPT).stem}-{args.env_id}-seed{args.seed}".replace("/", "-")
+        name = datetime.now().strftime(f"runs/{name.replace(':', '-')}-%Y%m%d-%H%M%S-%f")
+        self.dir = Path(args.run_dir or name)
+        sha256 = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+        versions = {n: sys.modules[n].__version__ for n in LIBRARIES if n in sys.modules}
+        config = {"script": SCRIPT, "sha256": sha256, "versions": versions}
+        config["settings"] = asdict(args)
+        try:
+            self.dir.mkdir(parents=True, exist_ok=True)
+            resumed = checkpoint and checkpoint["settings"]["run_dir"] == args.run_dir
+            if not resumed and any(self.dir.iterdir()):
+                sys.exit(f"--run-dir {self.dir}: is not empty; name a new one, or --resume it")
+            (self.dir / "config.json").write_text(json.dumps(config, indent=2))
+        except OSError as e:
+            sys.exit(f"--run-dir {self.dir}: {e.strerror}")
         self.tensorboard = SummaryWriter(self.dir, purge_step=self.step + 1)
         print(f"{args.env_id}: {args.num_iterations} iterations of {args.num_envs} actors × "
-              f"{args.num_steps} steps on {device}; records in {self.dir}", flush=True)  # fmt: skip
+              f"{args.num_steps} steps; records in {self.dir}", flush=True)  # fmt: skip
         style = {"ncols": 80}
         if not sys.stderr.isatty():  # in a file: a line every 30 seconds
             style = {"mininterval": 30, "bar_format": "{desc}: {percentage:.0f}% {r_bar}\n"}
         self.bar = tqdm(total=args.num_iterations * args.batch_size, initial=self.step,
                         unit="step", unit_scale=True, **style)  # fmt: skip
-        signals = signal.SIGINT, signal.SIGTERM
-        self.handlers = {number: signal.signal(number, self.on_signal) for number in signals}
+        self.last_log = self.last_save = time.monotonic()
+        self.started = self.last_log - start.get("seconds", 0.0)
+        self.handlers = {}
+        with suppress(AttributeError, ValueError):  # Windows lacks the last two, threads have none
+            for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"):
+                number = getattr(signal, name)
+                self.handlers[number] = signal.signal(number, self.on_signal)
 
     def on_signal(self, number, frame):
         """Ask the run to stop after this iteration; a second Ctrl-C ends it at once."""
-        self.stop = number
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once, unsaved\n")
+        if self.stop and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.handlers[number] == signal.SIG_IGN and number != signal.SIGINT:  # SIGHUP and nohup
+            return
+        self.stop = True
+        with suppress(OSError):  # nobody may be there to read it
+            os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once, unsaved\n")
 
     @property
     def score(self):
@@ -657,50 +665,58 @@ class Run(AbstractContextManager):
     def log(self, episodes, stats):
         """Record an iteration: (t, return, length) of the episodes that ended in it, and scalars.
 
-        Saves the run once a minute. Returns whether --goal-score is reached.
+        Saves the run once a minute. Returns whether to stop: asked to, or --goal-score is reached.
         """
-        args, now = self.args, time.time()
-        rows = [(self.step + (t + 1) * args.num_envs, *episode, round(now - self.started, 1))
-                for t, *episode in episodes]  # fmt: skip
+        args, now = self.args, time.monotonic()
+        self.episodes += [(self.step + (t + 1) * args.num_envs, *episode,
+                           round(now - self.started, 1)) for t, *episode in episodes]  # fmt: skip
         self.step += args.batch_size
-        self.episodes += rows
-        self.write_rows(rows)
-        enough = len(self.episodes) >= 100
-        if enough and self.score > self.best:
-            self.best = self.score
-            self.write("best.pt", net=self.learned["net"].state_dict())
         stats |= {"score": self.score, "steps_per_second": args.batch_size / (now - self.last_log)}
+        if args.eval_every and self.step % args.eval_every < args.batch_size:
+            games = play(self.learned["net"], make_env(args), args, sample=False)
+            stats["eval_score"] = float(np.mean([score for score, _ in games]))
         for name, value in stats.items():
             self.tensorboard.add_scalar(name, value, self.step)
         text = f"score {self.score:.5g}, episode {len(self.episodes)}"
         self.bar.set_description_str(text, refresh=False)
         self.bar.update(args.batch_size)
-        self.last_log = now
-        if now - self.last_save > 60:
+        self.stats, self.last_log = stats, time.monotonic()
+        enough = len(self.episodes) >= 100
+        if enough and self.score > self.best:
+            self.best = self.score
+            self.write("best.pt")
+        if self.last_log - self.last_save > 60:
             self.save()
-        return enough and args.goal_score is not None and self.score >= args.goal_score
-
-    def write_rows(self, rows, mode="a"):
-        with open(self.dir / "episodes.csv", mode) as file:
-            file.writelines(",".join(map(str, row)) + "\n" for row in rows)
+        goal = inf if args.goal_score is None else args.goal_score
+        return self.stop or enough and self.score >= goal
 
     def save(self):
-        """Write checkpoint.pt and learning_curve.png."""
-        state = {name: part.state_dict() for name, part in self.learned.items()}
-        seconds = time.time() - self.started
-        self.write("checkpoint.pt", **state, episodes=self.episodes, seconds=seconds)
-        self.draw()
-        self.last_save = time.time()
+        """Write checkpoint.pt, episodes.csv and learning_curve.png."""
+        self.write("checkpoint.pt")
+        rows = [("step", "return", "length", "seconds"), *self.episodes]
+        (self.dir / "episodes.csv").write_text("".join(",".join(map(str, r)) + "\n" for r in rows))
+        try:
+            self.draw()
+        except Exception as e:  # such as a matplotlibrc that asks for LaTeX, where there is none
+            print(f"learning_curve.png: cannot be drawn ({type(e).__name__})", flush=True)
+        self.last_save = time.monotonic()
 
-    def write(self, name, **state):
-        """Save plain data. A kill at any moment leaves the old file whole."""
-        state |= {"script": SCRIPT, "settings": asdict(self.args)}
-        state |= {"step": self.step, "best": self.best}
-        torch.save(state, self.dir / f"{name}.tmp")
-        os.replace(self.dir / f"{name}.tmp", self.dir / name)
+    def write(self, name):
+        """Write checkpoint.pt, or best.pt, which can only be played. Both are plain data, and a
+        kill at any moment leaves the old file whole."""
+        state = {"script": SCRIPT, "settings": asdict(self.args), "step": self.step,
+                 "best": self.best, "net": self.learned["net"].state_dict()}  # fmt: skip
+        if name == "checkpoint.pt":
+            state |= {name: part.state_dict() for name, part in self.learned.items()}
+            state |= {"episodes": self.episodes, "stats": self.stats,
+                      "seconds": time.monotonic() - self.started}  # fmt: skip
+        torch.save(state, self.dir / "new.pt")
+        os.replace(self.dir / "new.pt", self.dir / name)
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
+        from matplotlib.figure import Figure  # not above: `main` chooses its backend first
+
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
         steps, returns = [row[0] for row in self.episodes], [row[1] for row in self.episodes]
@@ -710,31 +726,25 @@ class Run(AbstractContextManager):
             axes.plot(steps[99:], means, color="tab:blue", label="mean of the last 100")
         if published := PUBLISHED_SCORES.get(self.args.env_id):
             axes.axhline(published, ls="--", color="tab:gray", label=f"{PUBLISHED_BY}: {published}")
-        axes.set(xlabel="agent steps", ylabel="return of an episode", xlim=(0, None))
-        axes.set_title(f"{SCRIPT} on {self.args.env_id}, seed {self.args.seed}")
+        axes.set(xlabel="agent steps", ylabel="return of an episode", xlim=(0, None),
+                 title=f"{SCRIPT} on {self.args.env_id}, seed {self.args.seed}")  # fmt: skip
         figure.legend(loc="outside lower center", ncols=3, markerscale=5)
         figure.savefig(self.dir / "learning_curve.png", dpi=120)
 
-    def __exit__(self, failed, *_):
-        """Save the run unless it failed, and print the commands to watch it and to go on."""
-        if not failed:
-            self.save()
+    def close(self):
+        """Close what is open, and print the commands to watch the run and to go on."""
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
         self.bar.close()
         self.tensorboard.close()
         python = sys.executable.removeprefix(f"{os.getcwd()}/")  # such as .venv/bin/python
         command = shlex.join([python, os.path.relpath(__file__)])
-        run_dir = shlex.quote(str(self.dir))
-        if not failed:
-            count = min(len(self.episodes), 100)
-            score = f"score {self.score:.5g}, the mean return of the last {count} episodes"
-            print(f"step {self.step:,}: {score if count else 'no episode has ended yet'}")
+        run_dir, count = shlex.quote(str(self.dir)), min(len(self.episodes), 100)
+        if (self.dir / "checkpoint.pt").exists():
+            print(f"step {self.step:,}: score {self.score:.5g}, the mean of {count} episodes")
             print(f"watch:  {command} --evaluate {run_dir} --render")
-        if self.step < self.bar.total and (self.dir / "checkpoint.pt").exists():
-            print(f"go on:  {command} --resume {run_dir}", flush=True)
-        for number, handler in self.handlers.items():  # from now on, signals end the process again
-            signal.signal(number, handler)
-        if self.stop and not failed:
-            sys.exit(128 + self.stop)
+            if self.step < self.bar.total:
+                print(f"go on:  {command} --resume {run_dir}", flush=True)
 
 
 def derive_seed(*numbers):
@@ -746,15 +756,12 @@ def load_checkpoint(path, best):
     """The checkpoint in a run's directory, or a .pt file. Loading plain data runs no code."""
     if path.suffix != ".pt":
         path /= "best.pt" if best and (path / "best.pt").exists() else "checkpoint.pt"
-    if not path.exists():
-        sys.exit(f"{path}: does not exist (a run first saves itself after a minute)")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        script = checkpoint["script"]
+        if checkpoint["script"] != SCRIPT:
+            raise ValueError(f"it is of {checkpoint['script']}")
     except Exception as e:  # torch raises many kinds for a damaged or foreign file
-        sys.exit(f"{path}: cannot be read as a checkpoint of {SCRIPT} ({type(e).__name__})")
-    if script != SCRIPT:
-        sys.exit(f"{path}: is a checkpoint of {script}, not of {SCRIPT}")
+        sys.exit(f"{path}: cannot be read as a checkpoint of {SCRIPT} ({e!r:.80})")
     checkpoint["settings"] |= {"resume": "", "evaluate": "", "run_dir": str(path.parent)}
     return checkpoint
 
@@ -763,53 +770,53 @@ def load_checkpoint(path, best):
 
 
 @torch.no_grad()
+def play(net, env, args, sample):
+    """Play --episodes whole episodes, then close the task. Yields each return and length.
+
+    sample: whether to sample actions, or else to take the most probable ones
+    """
+    try:
+        for k in range(args.episodes):
+            (obs, info), length = env.reset(seed=args.seed if k == 0 else None), 0
+            while "episode" not in info:  # until the last step
+                action = act(net, obs, draw_noise(net) if sample else 0.0).numpy()
+                obs, _, _, _, info = env.step(action)
+                length += 1
+                if length % 10_000 == 0:
+                    print(f"episode {k + 1}: {length:,} steps so far", flush=True)
+            yield float(info["episode"]["r"]), length
+    finally:
+        env.close()  # which ends a video
+
+
 def evaluate(args, checkpoint):
     """Play whole episodes with a saved policy. Returns the return of each."""
     torch.manual_seed(args.seed)
-    if args.render:
-        need_display()
-    elif sys.platform == "linux" and not os.environ.get("DISPLAY"):
+    if not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))):
+        if args.render and sys.platform == "linux":
+            sys.exit("--render: there is no display; --video records to a file")
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo then draws without a display
-    mode = {"render_mode": "human" if args.render else "rgb_array"}
-    env = make_env(args, **(mode if args.render or args.video else {}))
+    rendering = {"render_mode": "human" if args.render else "rgb_array"}
+    env = make_env(args, **(rendering if args.render or args.video else {}))
     if args.video:
         folder = f"{args.run_dir}/videos/{time.strftime('%Y%m%d-%H%M%S')}"
-        env = RecordVideo(env, folder, lambda episode: True, disable_logger=True)
+        # its frames stay in memory until it is written: of an endless episode, the first ones
+        env = wrappers.RecordVideo(env, folder, lambda episode: True, video_length=5000)
         print(f"recording to {folder}")
     net = ActorCritic(env.observation_space, env.action_space, args)
     net.load_state_dict(checkpoint["net"])  # the moments of the observations too
     returns = []
-    for episode in range(args.episodes):
-        obs, info = env.reset(seed=args.seed if episode == 0 else None)
-        while "episode" not in info:  # until the last step
-            pi = net.pi(net.normalise(torch.from_numpy(obs)))
-            action = pi.mode if args.deterministic else pi.sample()
-            obs, _, _, _, info = env.step(action.numpy())
-        score, length = float(info["episode"]["r"]), info["episode"]["l"]
+    for score, length in play(net, env, args, sample=not args.deterministic):
         returns.append(score)
-        print(f"episode {episode + 1}: return {score:.5g}, {length} steps", flush=True)
-    env.close()
+        print(f"episode {len(returns)}: return {score:.5g}, {length} steps", flush=True)
     print(f"{args.env_id}: {np.mean(returns):.5g} ± {np.std(returns):.2g} (mean ± std) over "
           f"{len(returns)} episodes, with the policy of step {checkpoint['step']:,}")  # fmt: skip
     return returns
 
 
-def need_display():
-    """Exit if no window can be opened here."""
-    import pygame  # which draws most tasks' windows
-
-    pygame.display.init()
-    if pygame.display.get_driver() == "offscreen" and "SDL_VIDEODRIVER" not in os.environ:
-        sys.exit("--render: there is no display; --video records to a file")
-
-
 # -------------------------------------------------------------------------------- Command line
 
 SCRIPT = Path(__file__).name
-MAY_CHANGE = {  # settings that may differ from the checkpoint's
-    "resume": {"total_steps", "goal_score", "threads"},
-    "evaluate": {"seed", "episodes", "deterministic", "render", "video"},
-}
 
 
 def first_flags(env_id: str = Args.env_id, resume: str = "", evaluate: str = ""):
@@ -817,62 +824,65 @@ def first_flags(env_id: str = Args.env_id, resume: str = "", evaluate: str = "")
     return env_id, resume, evaluate
 
 
-def parse_args(argv=None):
+def parse_args(argv=()):
     """The settings, and the checkpoint that --resume or --evaluate names, or None."""
     style = {"args": argv, "description": __doc__, "config": (tyro.conf.DisallowNone,)}
     first, _ = tyro.cli(first_flags, **style, return_unknown_args=True, add_help=False)
     env_id, resume, evaluate = first
-    if resume and evaluate:
-        sys.exit("--resume, --evaluate: use one of them, not both")
     if not (resume or evaluate):
         return tyro.cli(Args, **style, default=Args(**TASKS.get(env_id, {}))), None
-    job = "resume" if resume else "evaluate"
-    checkpoint = load_checkpoint(Path(resume or evaluate), best=job == "evaluate")
-    if resume and "episodes" not in checkpoint:
-        sys.exit(f"--resume {resume}: holds only a policy; name the directory of the run")
+    checkpoint = load_checkpoint(Path(resume or evaluate), best=bool(evaluate))
+    if resume and (evaluate or "episodes" not in checkpoint):
+        sys.exit(f"--resume {resume}: need the directory of a run, and no --evaluate")
     names = {field.name for field in fields(Args)}  # an older version may have had others
     saved = Args(**{name: value for name, value in checkpoint["settings"].items()
                     if name in names and value is not None})  # fmt: skip
     args = tyro.cli(Args, **style, default=saved)
-    for name in sorted(names - MAY_CHANGE[job] - {job}):
-        if getattr(args, name) != getattr(saved, name):
-            sys.exit(f"--{name.replace('_', '-')}: leave it out; --{job} takes it from the run")
+    for name, value in asdict(saved).items():
+        if resume and value != getattr(args, name) and name != "resume":
+            print(f"{name} {value} -> {getattr(args, name)}")
     return args, checkpoint
 
 
-def check(args):
-    """Raise ValueError if a setting is out of its range, or if settings do not go together."""
-    for field in fields(args):
-        low, high = getattr(field.type, "__metadata__", (-inf, inf))
-        value, flag = getattr(args, field.name), field.name.replace("_", "-")
-        if isinstance(value, int | float) and not (low <= value <= high and isfinite(value)):
-            limits = f"of at least {low}" if high == inf else f"from {low} to {high}"
-            raise ValueError(f"--{flag} {value}: need a number {limits}")
-    if args.batch_size % args.minibatch_size:
-        raise ValueError(f"--minibatch-size: need a divisor of T × N = {args.batch_size}")
-    if args.total_steps < args.batch_size:
-        raise ValueError(f"--total-steps: need at least T × N = {args.batch_size}")
-    if (args.render or args.video or args.deterministic) and not args.evaluate:
-        raise ValueError("--render, --video, --deterministic: add --evaluate RUN_DIR")
-    if args.render and args.video:
-        raise ValueError("--render, --video: need one of them, not both")
+class Output:
+    """Standard output or error that never stops a run. If its reader has gone (`| head -1`), it
+    goes on on standard error, and if that has gone, too, in silence."""
+
+    def __init__(self, stream):
+        null = os.open(os.devnull, os.O_WRONLY)
+        self.stream, self.others = stream or os.fdopen(null, "w"), [2, null]
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # one that cannot show γ shows ?
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, text):
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError:
+            os.dup2(self.others.pop(0), self.stream.fileno())
+            self.write("")  # what is still to be written
 
 
-def main(argv=None):
-    """Train or evaluate; `argv` is the command line."""
+def main(argv=()):
+    """Train or evaluate; `argv`: the flags of the command line."""
     args, checkpoint = parse_args(argv)
     torch.set_num_threads(args.threads)
     try:
         if args.evaluate:
             return evaluate(args, checkpoint)
-        train(args, checkpoint)
+        run = train(args, checkpoint)
     except FloatingPointError as e:
         sys.exit(f"{SCRIPT}: stopped, {e}")
     except KeyboardInterrupt:
         sys.exit(130)
+    if run.stop:
+        sys.exit(130)  # not 0, so that `a && b` stops, too
 
 
 if __name__ == "__main__":
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # a terminal that cannot print γ shows ?
-    main()
+    os.environ["MPLBACKEND"] = "agg"  # draw to files; a notebook's backend may not be here
+    with redirect_stdout(Output(sys.stdout)), redirect_stderr(Output(sys.stderr)):
+        main(sys.argv[1:])

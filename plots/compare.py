@@ -11,7 +11,8 @@ long ones the newest.
 
 A curve is the mean return of the last 100 episodes, the measure of the PPO paper, averaged over
 the group's seeds. Thin curves are single seeds. With five seeds or more a band, the 95% bootstrap
-interval of the mean, takes their place. Horizontal lines are published scores.
+interval of the mean, takes their place. Horizontal lines are published scores. What cannot be read
+as a run is named and left out.
 """
 
 import json
@@ -23,16 +24,21 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import NamedTuple
 
+os.environ["MPLBACKEND"] = "agg"  # draw to files; a notebook's backend may not be here
+
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from scipy.stats import bootstrap
 
+matplotlib.rcdefaults()  # a user's matplotlibrc may ask for LaTeX, where there is none
+
 DATA = Path(__file__).resolve().parent / "data"
 SAME_LEARNING = [  # settings that do not change what is learned
     "env_id", "seed", "threads", "compile", "cuda", "run_dir", "goal_score", "resume", "evaluate",
-    "episodes", "deterministic", "render", "video", "checkpoint_every",
+    "episodes", "eval_every", "deterministic", "render", "video", "checkpoint_every",
 ]  # fmt: skip
 
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5",
@@ -106,19 +112,30 @@ class Run(NamedTuple):
 def read_run(path):
     """The run in a run directory, or in a file seed<k>.csv.gz, which has a .json beside it."""
     is_dir = path.is_dir()
-    about = path / "config.json" if is_dir else path.with_suffix("").with_suffix(".json")
-    episodes = pd.read_csv(path / "episodes.csv" if is_dir else path)
-    return Run(path, json.loads(about.read_text()), episodes.dropna())  # a line half written
+    file = path / "config.json" if is_dir else path.with_suffix("").with_suffix(".json")
+    about = json.loads(file.read_text())
+    if not {"script", "settings"} <= {*about} or not {"env_id", "seed"} <= {*about["settings"]}:
+        raise ValueError(f"{file.name} is not that of a run")
+    episodes = pd.read_csv(path / "episodes.csv" if is_dir else path).dropna()  # a half line
+    episodes[["step", "return", "length"]].astype(float)  # raises an error where it is no number
+    return Run(path, about, episodes)
 
 
 def read_runs(paths):
-    """The runs in run directories and folders of data. The newest of equal runs comes last."""
-    found = []
+    """The runs in run directories and folders of data. The newest of equal runs comes last. Says
+    what it leaves out."""
+    found, runs = [], []
     for path in map(Path, paths):
-        found += [*path.rglob("seed*.csv.gz"), *(x.parent for x in path.rglob("config.json"))]
-    if not found:
-        sys.exit(f"{' '.join(map(str, paths))}: neither a run directory nor a folder of data")
-    return [read_run(path) for path in sorted(sorted(found), key=os.path.getmtime)]
+        own = [*path.rglob("seed*.csv.gz"), *(x.parent for x in path.rglob("config.json"))]
+        if not own:
+            print(f"{path}: left out, it is neither a run directory nor a folder of data")
+        found += own
+    for path in sorted(sorted(found), key=os.path.getmtime):
+        try:
+            runs.append(read_run(path))
+        except (OSError, EOFError, ValueError, LookupError, TypeError) as e:  # EOFError: of gzip
+            print(f"{path}: left out, it cannot be read as a run ({' '.join(str(e).split()):.120})")
+    return runs or sys.exit("there is no run to compare")
 
 
 def name_groups(runs):
@@ -160,13 +177,18 @@ def drop_repeated(runs):
     return list(longest.values())
 
 
-def processor():
-    """This machine's processor and its instructions for matrices (on Linux)."""
+def processor(cuda):
+    """This machine's processor, its family and model (on AMD, only they tell Zen 4 from Zen 5) and
+    its instructions for matrices (on Linux); cuda: and its GPU."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    named = re.search(r"^model name\s*: (.*)", info, re.M)
-    wanted = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
-    flags = [flag for flag in wanted if flag in info.split()]
-    return ", ".join([named[1] if named else platform.machine(), *flags])
+    found = dict(re.findall(r"^(model name|cpu family|model)\s*: (.*)", info, re.M))
+    words = [found.pop("model name", platform.machine()), *map(" ".join, sorted(found.items()))]
+    words += [x for x in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if x in info.split()]
+    if cuda:
+        import torch  # which takes seconds
+
+        words += [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
+    return ", ".join(words)
 
 
 def keep(run, folder):
@@ -174,7 +196,9 @@ def keep(run, folder):
     path = folder / run.env_id.replace("/", "-") / f"seed{run.seed}.csv.gz"
     path.parent.mkdir(parents=True, exist_ok=True)
     settings = {k: v for k, v in run.about["settings"].items() if k not in ("run_dir", "resume")}
-    about = run.about | {"settings": settings, "processor": processor()}
+    about = run.about | {"settings": settings, "processor": processor(settings.get("cuda"))}
+    if len(seconds := run.episodes.get("seconds", [])):  # of the whole run
+        about["seconds"] = float(seconds.iloc[-1])
     path.with_name(f"seed{run.seed}.json").write_text(json.dumps(about, indent=1) + "\n")
     compression = {"method": "gzip", "mtime": 0}  # the same data give the same file
     run.episodes[["step", "return", "length"]].to_csv(path, index=False, compression=compression)
@@ -250,6 +274,8 @@ def bounds(scores):
 
 # ------------------------------------------------------------------------------------- Picture
 
+COLORS = matplotlib.color_sequences["petroff10"]
+
 
 def curve(episodes, steps):
     """Mean return of the last 100 episodes finished by each of the steps (n,); (n,), nan before
@@ -259,7 +285,7 @@ def curve(episodes, steps):
 
 
 def draw(runs, path, published=True):
-    """Draw a panel for each task, a color for each label; returns the figure, saved at `path`.
+    """Draw a panel for each task, a look for each label; returns the figure, saved at `path`.
 
     published: whether to draw the published scores
     """
@@ -272,7 +298,7 @@ def draw(runs, path, published=True):
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, env_id in zip(panels, tasks, strict=False):
         for (label, _), group in by_group([run for run in runs if run.env_id == env_id]):
-            draw_group(axes, group, f"C{labels.index(label)}", label)
+            draw_group(axes, group, look(labels.index(label)), label)
         fit_height(axes)
         if published:
             draw_published(axes, env_id, [run for run in runs if run.env_id == env_id], labels)
@@ -295,7 +321,13 @@ def draw(runs, path, published=True):
     return figure
 
 
-def draw_group(axes, runs, color, label):
+def look(k):
+    """Colour and line style of the k-th group. The colour-blind can tell the ten colours apart
+    (Petroff 2021); after ten groups they come again in another style."""
+    return {"color": COLORS[k % 10], "ls": ("-", "--", ":", "-.")[k // 10 % 4]}
+
+
+def draw_group(axes, runs, style, label):
     """The mean curve of a group on one task, to where its shortest run ends; single seeds thin, or
     a band from five seeds on."""
     grid = np.linspace(0, max(run.episodes["step"].max() for run in runs), 300)
@@ -303,10 +335,10 @@ def draw_group(axes, runs, color, label):
     whole = ~np.isnan(curves).any(axis=0)
     if len(runs) >= 5 and whole.any():
         low, high = confidence([curves[:, whole].T], resamples=1000)
-        axes.fill_between(grid[whole], low, high, color=color, alpha=0.2, lw=0)
+        axes.fill_between(grid[whole], low, high, color=style["color"], alpha=0.2, lw=0)
     elif len(runs) > 1:
-        axes.plot(grid, curves.T, color=color, lw=0.7, alpha=0.6)
-    axes.plot(grid[whole], curves[:, whole].mean(0), color=color, lw=2, label=label)
+        axes.plot(grid, curves.T, **style, lw=0.7, alpha=0.6)
+    axes.plot(grid[whole], curves[:, whole].mean(0), **style, lw=2, label=label)
 
 
 def fit_height(axes):
@@ -324,7 +356,7 @@ def draw_published(axes, env_id, runs, labels):
     styles = dict(zip(PUBLISHED, ("--", (0, (1, 1)), ":", "--", "-."), strict=True))
     algorithms = {run.algorithm: run.label for run in runs}
     for algorithm, label in algorithms.items():
-        color = f"C{labels.index(label)}" if len(algorithms) > 1 else "gray"
+        color = look(labels.index(label))["color"] if len(algorithms) > 1 else "black"
         for source, score in published_scores(env_id, algorithm).items():
             low, high = axes.get_ylim()
             if low - 0.4 * (high - low) <= score <= high + 0.4 * (high - low):
@@ -340,6 +372,11 @@ def main(argv=None):
     parser.add_argument("--out", default="compare.png", help="name of the picture")
     parser.add_argument("--keep", metavar="NAME", help="copy the runs' data to plots/data/NAME")
     args = parser.parse_args(argv)
+    out = Path(args.out)
+    if not args.keep and not out.parent.is_dir():
+        sys.exit(f"--out {out}: there is no folder {out.parent}")
+    if not args.keep and out.suffix[1:] not in ("", *Figure().canvas.get_supported_filetypes()):
+        sys.exit(f"--out {out}: need a picture's name, such as compare.png")
     runs = drop_repeated(name_groups(read_runs(args.paths)))
     runs.sort(key=lambda run: run.label)
     for run in runs:
@@ -348,6 +385,8 @@ def main(argv=None):
         wanted -= wanted % (own.get("num_steps", 1) * own.get("num_envs", 1))  # whole rollouts
         if run.last_step < 0.9 * wanted:
             print(f"{run.path}: its data end at step {run.last_step:,} of {wanted:,}")
+        if run.episodes.empty:
+            print(f"{run.path}: left out, no episode is finished")
     runs = [run for run in runs if len(run.episodes)] or sys.exit("no episode is finished")
     if args.keep:
         if len({(run.env_id, run.seed) for run in runs}) < len(runs):

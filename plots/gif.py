@@ -37,7 +37,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     RecordGif.out, RecordGif.duration, RecordGif.every = args.out, 1000 // args.fps, args.every
     flags = ["--evaluate", args.policy, "--video", "--episodes", "1", "--seed", args.seed]
-    with mock.patch.object(ppo_atari, "RecordVideo", RecordGif):
+    with mock.patch.object(ppo_atari.wrappers, "RecordVideo", RecordGif):
         ppo_atari.main(flags)
 
 

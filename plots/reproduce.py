@@ -246,7 +246,8 @@ def run_all(jobs, at_once):
     except KeyboardInterrupt:
         bar.write("stopping; the runs save themselves")
         for _, process in active.values():
-            process.send_signal(signal.SIGINT)
+            if sys.platform != "win32":  # there Ctrl-C has reached them already
+                process.send_signal(signal.SIGINT)
         for _, process in active.values():
             process.wait()
         raise
@@ -418,12 +419,12 @@ def tables(experiment):
 def write_tables(found, files=(ROOT / "README.md", PLOTS / "README.md", PLOTS / "lessons.md")):
     """Put each table between the markers of its name, wherever they stand."""
     for file in files:
-        old = file.read_text()
+        old = file.read_text("utf-8")
         new = re.sub(r"(<!-- ([\w-]+) -->\n).*?(<!-- end -->)",
                      lambda m: f"{m[1]}{found[m[2]]}\n{m[3]}" if m[2] in found else m[0],
                      old, flags=re.S)  # fmt: skip
         if new != old:
-            file.write_text(new)
+            file.write_text(new, "utf-8", newline="\n")
             print(f"new tables in {file}")
 
 
@@ -515,7 +516,9 @@ def main(argv=None):
     parser = ArgumentParser(
         description=__doc__, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    add, cores = parser.add_argument, len(os.sched_getaffinity(0))
+    add, cores = parser.add_argument, os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):  # on Linux: those that this process may use
+        cores = len(os.sched_getaffinity(0))
     names = (*EXPERIMENTS, "lessons", "figure2")
     add("experiments", nargs="+", choices=names, metavar="experiment")
     add("--seeds", type=int, help="seeds 1 to this (default: the experiment's own, 3 to 5)")

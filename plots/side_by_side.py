@@ -33,6 +33,8 @@ OLD, E, A_T = r"\theta_\text{old}", r"\hat{\mathbb{E}}_t", r"\hat{A}_t"
 PI, PI_OLD = r"\pi_\theta(\cdot\,|\,s_t)", r"\pi_{\theta_\text{old}}(\cdot\,|\,s_t)"
 KL, DKL = rf"\text{{KL}}[{PI_OLD},\ {PI}]", rf"\overline{{D}}_\text{{KL}}({OLD},\theta)"
 STATES = r"\mathbb{E}_{s \sim \rho_{" + OLD + "}"
+SURROGATE = rf"{{r_t(\theta)\,{A_T}}}"  # {...}: one part, to be marked as a whole
+CLIPPED = r"{\text{clip}(r_t(\theta), 1-\epsilon, 1+\epsilon)}"
 
 # key: (where in the paper and what; the paper's page, or "" if the paper lacks it; formulas, in
 # which \\ is where a line may break; why it is there, and what else to know)
@@ -70,11 +72,13 @@ EQUATIONS = {
     "act": ("Algorithm 1, line 3, acting", PPO + "5", [r"a_t ∼ " + PI_OLD],
         "The old policy collects the samples from which the new one is made. Softmax: add "
         "Gumbel noise to the logits, take the largest. Gaussian: mean plus std times normal noise. "
-        "Eq. 6 and 12 need the log-probabilities and values."),
+        "On vectors `act` runs in numpy, as `act_in_numpy`, which is faster. Eq. 6 and 12 need the "
+        "log-probabilities and values."),
     "eq-12": ("Eq. 12, the error of the value", PPO + "5", [
         r"\delta_t = r_t + \gamma V(s_{t+1}) \\ {} - V(s_t)"],
         "It says how much better a step went than V expected. Not in the paper: the factor 1 − "
-        "terminated, as nothing follows a terminal state; at a time limit, V of the last state."),
+        "terminated, as nothing follows a terminal state; at a time limit, V of the last state (on "
+        "Atari the limit counts as the end)."),
     "eq-11": ("Eq. 11, generalised advantage estimation", PPO + "5", [
         A_T + r" = \delta_t + (\gamma\lambda)\,\delta_{t+1} + \cdots \\ "
         r"{} + (\gamma\lambda)^{T-t-1}\,\delta_{T-1}",
@@ -96,18 +100,17 @@ EQUATIONS = {
         "It says how much more probable an action is now than when it was taken; it is 1 at "
         "θ_old. Computed as the exponential of the difference of log-probabilities."),
     "cpi": ("Eq. 6, the surrogate without a constraint", PPO + "3", [
-        r"L^{\text{CPI}}(\theta) = " + rf"{E}[r_t(\theta)\,{A_T}]"],
+        r"L^{\text{CPI}}(\theta) = " + rf"{E}[{SURROGATE}]"],
         "At θ_old its gradient is the policy gradient: it says which way to go, but not how far. "
         "Eq. 7 and 8 change it sample by sample, before the mean."),
     "eq-7": ("Eq. 7, the clipped surrogate", PPO + "3", [
-        r"L^{\text{CLIP}}(\theta) = \\ " + rf"{E}[\min(r_t(\theta)\,{A_T}, \\ "
-        rf"\text{{clip}}(r_t(\theta), 1-\epsilon, 1+\epsilon)\,{A_T})]"],
+        r"L^{\text{CLIP}}(\theta) = \\ " + rf"{E}[\min({SURROGATE}, \\ {CLIPPED}\,{A_T})]"],
         "It removes the incentive to move the ratio out of [1 − ε, 1 + ε]. With a positive "
         "advantage the term stops growing at 1 + ε, with a negative one at 1 − ε: beyond, the "
         "clipped term is the smaller one, and it has no gradient. On the other side the minimum "
         "keeps the unclipped term, so a step that made things worse can be undone."),
     "eq-8": ("Eq. 8, the penalised surrogate", PPO + "4", [
-        r"L^{\text{KLPEN}}(\theta) = \\ " + rf"{E}[r_t(\theta)\,{A_T} - \\ \beta\,{KL}]"],
+        r"L^{\text{KLPEN}}(\theta) = \\ " + rf"{E}[{SURROGATE} - \\ \beta\,{KL}]"],
         "The alternative to clipping: distance from the old policy costs something."),
     "sec-4": ("Sec. 4, the adaptive penalty", PPO + "4", [
         rf"d = {E}[{KL}]",
@@ -140,7 +143,7 @@ EQUATIONS = {
         r"q(a\,|\,s) = \pi_{" + OLD + r"}(a\,|\,s)"],
         "The old policy collects the samples from which the new one is made, along whole "
         "trajectories. Softmax: add Gumbel noise to the logits, take the largest. Gaussian: mean "
-        "plus std times normal noise."),
+        "plus std times normal noise. `act` runs in numpy, as `act_in_numpy`, which is faster."),
     "eq-14": ("Eq. 14, the surrogate", TRPO + "section.5", [
         r"\underset{\theta}{\text{maximise}}\quad \\ " + STATES + r",\,a \sim q} [\frac{"
         r"\pi_\theta(a\,|\,s)}{q(a\,|\,s)}\,Q_{" + OLD + r"}(s,a) ]"],
@@ -171,7 +174,8 @@ EQUATIONS = {
         r"L_{" + OLD + r"}(\theta) - \mathcal{X}[" + DKL + r" \le \delta]"],
         "The model is only a model, so the true surrogate and KL decide: β shrinks until L is "
         "better than at θ_old and the KL at most δ. (𝒳 is 0 where its condition holds, infinite "
-        "elsewhere.) Not in the paper: a limit of tries, after which θ_old is kept."),
+        "elsewhere.) Not in the paper: a limit of tries, after which θ_old is kept; a least "
+        "improvement other than 0 (--accept-ratio)."),
     "critic": ("A critic", "", [r"(V(s_t) - V_t^\text{targ})^2"],
         "Advantages need V, which learns from their targets after the policy's step (Baselines)."),
 }  # fmt: skip
@@ -180,7 +184,7 @@ EQUATIONS = {
 
 LOOP = ("train", "for iteration in", "break")
 GAE = [
-    ("eq-12", ("rollout", "batch.values", "batch.next_values ="), ("gae", "deltas =")),
+    ("eq-12", ("gae", "deltas ="), ("rollout", "batch.values", "batch.next_values =")),
     ("eq-11", ("gae", "decay =", "advantages[t] =")),
     ("targets", ("estimate_advantages", "batch.targets =")),
 ]  # fmt: skip
@@ -188,23 +192,20 @@ STANDARDISE, CRITIC = ("standardise", "return"), ("ActorCritic", "self.critic(ob
 NETWORK = [("ActorCritic", "self.actor =", "self.log_std ="), ("mlp", "return"),
            ("ActorCritic", "out = self.actor", "self.log_std"),
            ("ActorCritic", "if self.discrete:", "return Independent"), CRITIC]  # fmt: skip
-SAMPLE = [("rollout", "for t in range", "policy(t"),
-          ("make_policy", "if net.discrete", "noise = (noise.normal_"),
-          ("make_policy", "out = x @", "return out.argmax"),
-          ("rollout", "batch.pi_old =", "batch.values =")]  # fmt: skip
-MEAN = ("ppo_loss", "l_policy = l_policy.mean")
+SAMPLE = [("rollout", "noise = draw_noise", "actions[t] ="), ("draw_noise", "noise =", "log_std"),
+          ("act", "out =", "return"), ("rollout", "batch.obs =", "batch.values =")]  # fmt: skip
+SURROGATE_LINE = ("ppo_loss", "surrogate =")
 VIEWS = {  # script: (equation, (definition, a text of its first line, of its last), ...)
     "ppo_atari": [
         ("ppo-algorithm", ("", "Algorithm 1", "8  end for"), LOOP),
         ("table-5", ("Args", "num_steps:", "anneal:")),
         ("atari-network", ("ActorCritic", 'if network == "paper"', "self.value_head ="),
                           ("ActorCritic", "x = frames.to", "return self.policy_head")),
-        ("act", ("rollout", "for t in range", "policy(net"),
+        ("act", ("rollout", "for t in range", "act_fn(net"),
                 ("act", "logits, values =", "log_probs =")),
-        ("eq-12", ("rollout", "if truncated.any", "last_values[t] ="),
-                  ("rollout", "batch.values =", "batch.next_values ="), *GAE[0][2:]),
+        ("eq-12", ("gae", "deltas ="), ("rollout", "frames = games", "batch.next_values =")),
         *GAE[1:],
-        ("standardised", ("update", "(1 - batch.fired"),
+        ("standardised", ("estimate_advantages", "(1 - batch.fired"),
                          ("ppo_loss", "args.norm_adv ==", "standardise("), STANDARDISE),
         ("ratio", ("ppo_loss", "logits, new_values =", " ratio =")),
         ("eq-7", ("ppo_loss", "clipped =", "l_clip =")),
@@ -221,16 +222,16 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
         *GAE,
         ("standardised", ("ppo_loss", "args.norm_adv ==", "standardise("), STANDARDISE),
         ("ratio", ("ppo_loss", "pi, values =", " ratio =")),
-        ("cpi", ("ppo_loss", "l_policy = ratio"), MEAN),
-        ("eq-7", ("ppo_loss", 'args.objective == "clip"', "torch.min("), MEAN),
-        ("eq-8", ("ppo_loss", "elif args.objective", "- beta * kl"), MEAN),
+        ("cpi", SURROGATE_LINE, ("ppo_loss", 'objective == "none"', "l_policy =")),
+        ("eq-7", SURROGATE_LINE, ("ppo_loss", 'objective == "clip"', "torch.min(")),
+        ("eq-8", SURROGATE_LINE, ("ppo_loss", "else:", "l_policy =")),
         ("sec-4", ("mean_kl", "return"),
-                  ("train", 'args.objective == "kl-adaptive"', "penalty.adapt"),
-                  ("Penalty", "def adapt", "clamp_(")),
-        ("eq-9", ("ppo_loss", "l_policy = l_policy.mean", "l_total =")),
+                  ("train", 'args.objective == "kl-adaptive"', "adapt_beta("),
+                  ("adapt_beta", "if kl <", "return")),
+        ("eq-9", ("ppo_loss", "l_vf =", "l_total =")),
         ("alpha-mujoco", ("anneal", "alpha =", "return")),
-        ("epochs", ("update", "for _ in range(args.num_epochs)", "optimizer.step()"),
-                   ("compute_gradients", "minibatch =", "return")),
+        ("epochs", ("update", "for epoch in range", "optimizer.step()"),
+                   ("backpropagate", "minibatch =", "return")),
     ],
     "trpo_continuous": [
         ("trpo-algorithm", ("", "The practical", "6  end for"), LOOP),
@@ -241,7 +242,7 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
         ("standardised", ("update", "args.norm_adv ==", "standardise("), STANDARDISE),
         ("eq-14", ("surrogate", "ratio =", "return")),
         ("eq-14-kl", ("trust_region_step", "def measure", "kl_divergence"),
-                     ("line_search", "if 0 < improvement", "return fraction")),
+                     ("line_search", "if enough <", "return fraction")),
         ("gradient", ("trust_region_step", "l_old =", " g =")),
         ("fisher", ("fisher_vector_product", "pi = net.pi_params", "return product"),
                    ("trust_region_step", "args.fvp_fraction", "product =")),
@@ -258,14 +259,14 @@ LESSON = [  # how PPO becomes TRPO: (name, what to see, PPO's lines, TRPO's line
      [LOOP], [LOOP]),
     ("The update", "PPO takes many small steps: K passes over the samples, in minibatches. TRPO "
      "takes one step on the whole rollout, as large as allowed; then it fits its critic.",
-     [("update", "for _ in range(args.num_epochs)", "optimizer.step()")],
+     [("update", "for epoch in range", "optimizer.step()")],
      [("update", "stats = trust_region_step", "fit_critic(")]),
     ("The objective", "Both begin with the ratio times the advantage. PPO changes it so that going "
      "too far does not pay. TRPO leaves it as it is.",
-     [("ppo_loss", "log_ratio =", "l_policy = l_policy.mean")], [("surrogate", "ratio =", "ret")]),
+     [("ppo_loss", " ratio =", "l_policy = (surr")], [("surrogate", "ratio =", "ret")]),
     ("The direction", "PPO follows the gradient; Adam scales it. TRPO turns the gradient g into "
      "A⁻¹g, the direction that gains most for a given change of the policy, not of its weights.",
-     [("compute_gradients", "minibatch =", "loss.backward")],
+     [("backpropagate", "minibatch =", "loss.backward")],
      [("trust_region_step", "l_old =", " g ="), ("trust_region_step", "product =", "s, residual")]),
     ("How far", "PPO sets no bound: a sample past 1 + ε (if A > 0) or 1 − ε (if A < 0) has "
      "no gradient. TRPO measures the KL and shortens the step until the KL is at most δ.",
@@ -277,14 +278,14 @@ LESSON = [  # how PPO becomes TRPO: (name, what to see, PPO's lines, TRPO's line
 ]  # fmt: skip
 # steps that are not in the paper, beside those whose comment or docstring says so
 EXTRA = {
-    "ppo_atari": [("gae", "decay ="), ("ActorCritic", "else:", "flat, hidden = 64"),
-                  ("rollout", "batch.next_values =")],
+    "ppo_atari": [("gae", "decay ="), ("ActorCritic", "else:", "nn.Linear(64 * 7 * 7")],
     "ppo_continuous": [("gae", "decay ="), ("train", "learning_rate, clip_eps =", "anneal(")],
     "trpo_continuous": [
         ("gae", "deltas =", "return"), ("estimate_advantages", "batch.advantages =", "V^targ"),
         ("rollout", "batch.values =", "batch.next_values ="), ("ActorCritic", "self.critic ="),
         CRITIC, ("conjugate_gradient", "enough ="), ("trust_region_step", "s_a_s ="),
-        ("line_search", "parameters(theta_old, weights)", "return 0.0"), ("update", "fit_critic(")],
+        ("line_search", "enough ="), ("line_search", "parameters(theta_old, w", "return 0.0"),
+        ("update", "fit_critic(")],
 }  # fmt: skip
 
 # its LaTeX, its names in the code, each with its shape if it is a tensor, and it in words; @ in a
@@ -294,6 +295,7 @@ SYMBOLS = [
     (r"\epsilon", "clip_eps", "how far the ratio may move from 1"),
     (r"\alpha", "alpha", "falls from 1 to 0"), ("r_t", "ratio:@", "probability ratio"),
     (A_T, "advantage:N advantages:@", "estimated advantage"),
+    (SURROGATE, "surrogate:@", "each sample's surrogate"), (CLIPPED, "clipped:@", "clipped ratio"),
     (r"\delta_t", "deltas:@", "error of V over one step"),
     (r"\delta", "max_kl", "bound on the mean KL"), (r"\beta", "beta kl_beta", "penalty's weight"),
     (r"\beta", "fraction", "length of the step, here as a share of the longest"),
@@ -304,13 +306,13 @@ SYMBOLS = [
     ("V", "values:@ next_values:@ new_values:@ critic value_head", "value of a state"),
     (r"V_t^\text{targ}", "targets:@", "what V should be"),
     (r"\pi_\theta", "pi log_pi:@,actions log_prob policy_head actor", "policy that is trained"),
-    (r"\pi_{" + OLD + "}", "log_probs:@ policy pi_old:@,parameters", "policy that acted"),
+    (r"\pi_{" + OLD + "}", "log_probs:@ act_fn pi_old:@,parameters", "policy that acted"),
     ("q", "log_probs:@", "policy that acted"), ("r_t", "rewards:@", "reward"),
     ("S", "entropy", "entropy of the policy"), (r"L_t^{\text{VF}}", "l_vf", "squared error of V"),
-    (r"L^{\text{CLIP}}", "l_clip l_policy:@", "clipped surrogate"),
-    (r"L_t^{\text{CLIP}}", "l_clip l_policy:@", "surrogate of Eq. 7"),
-    (r"L^{\text{CPI}}", "l_policy:@", "surrogate"),
-    (r"L^{\text{KLPEN}}", "l_policy:@", "penalised surrogate"),
+    (r"L^{\text{CLIP}}", "l_clip l_policy", "clipped surrogate"),
+    (r"L_t^{\text{CLIP}}", "l_clip l_policy", "surrogate of Eq. 7"),
+    (r"L^{\text{CPI}}", "l_policy", "surrogate"),
+    (r"L^{\text{KLPEN}}", "l_policy", "penalised surrogate"),
     ("d", "kl", "mean KL of the last update"), (r"d_\text{targ}", "kl_target", "the d to aim at"),
     (r"\text{KL}", "kl:@ kl_divergence", "distance from the old policy to the new"),
     (r"D_\text{KL}", "kl kl_divergence", "distance from the old policy to the new"),
@@ -321,16 +323,28 @@ SYMBOLS = [
     ("s", "s:W", "direction of the step"),
     ("s", "obs:@,observation_size frames:@,4,84,84", "state, as the network sees it"),
 ]  # fmt: skip
-SAMPLES = {"gae": "T,N", "rollout": "T,N", "estimate_advantages": "T,N", "mean_kl": "T,N",
-           "make_policy": "N", "act": "N", "ppo_loss": "M", "standardise": "M", "update": "T·N",
-           "surrogate": "T·N", "trust_region_step": "T·N", "fit_critic": "T·N"}  # fmt: skip
+SAMPLES = {
+    "gae": "T,N",
+    "rollout": "T,N",
+    "estimate_advantages": "T,N",
+    "mean_kl": "T,N",
+    "act": "N",
+    "ppo_loss": "M",
+    "standardise": "M",
+    "update": "T·N",
+    "surrogate": "T·N",
+    "trust_region_step": "T·N",
+    "fit_critic": "T·N",
+    "rollout.obs": "...",
+    "rollout.frames": "...",
+}  # of one step, and of all in the batch
 
 
 @cache
 def tokens(script):
     """A script's lines, each a list of Pygments' (type, text)."""
     lines = [[]]
-    for kind, text in lex((ROOT / f"{script}.py").read_text(), PythonLexer(stripnl=False)):
+    for kind, text in lex((ROOT / f"{script}.py").read_text("utf-8"), PythonLexer(stripnl=False)):
         first, *rest = text.split("\n")
         lines[-1].append((kind, first))
         lines += [[(kind, part)] for part in rest]
@@ -344,7 +358,7 @@ def text_of(line, comments=True):
 @cache
 def statements(script):
     """All statements, of whatever depth."""
-    tree = ast.parse((ROOT / f"{script}.py").read_text())
+    tree = ast.parse((ROOT / f"{script}.py").read_text("utf-8"))
     return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
 
 
@@ -415,14 +429,15 @@ KINDS = [(Comment, "c"), (String.Doc, "d"), (String, "s"), (Number, "m"), (Keywo
 
 
 def formula(latex, symbols=()):
-    """MathML, in parts at each \\\\; symbols: what the elements to be marked hold, as text."""
+    """MathML, in parts at each \\\\; symbols: what the elements to be marked hold, as text. One
+    may be part of another in braces, as r_t is of r_t(θ) Â_t."""
     ET.register_namespace("", "http://www.w3.org/1998/Math/MathML")
 
     def mark(element):
         for child in element:
             if (text := "".join(child.itertext())) in symbols:
                 child.set("data-s", text)
-            else:
+            if text not in symbols or child.tag.endswith("mrow"):
                 mark(child)
 
     parts = []
@@ -518,7 +533,8 @@ def row(script, equation, *places):
         shown = []
         for name, _, shape in (name.partition(":") for name in names):
             place = next(p[0] for p, part in zip(places, words, strict=True) if name in part)
-            shape = shape.replace("@", SAMPLES.get(place, "...")).replace("_", " ")
+            samples = SAMPLES.get(f"{place}.{name}") or SAMPLES.get(place, "...")
+            shape = shape.replace("@", samples).replace("_", " ")
             shape = f" ({shape.replace(',', ', ')}{',' * (',' not in shape)})" if shape else ""
             shown.append(f"<code>{name}</code>{shape}")
             marks[name] = CONTENTS[k]
@@ -680,12 +696,12 @@ def main(argv=None):
     if argv not in ([], ["--check"]):
         sys.exit(__doc__)
     for path, made in ((PAGE, lambda old: page()), (README, renew)):
-        old = path.read_text()
+        old = path.read_text("utf-8")
         new = made(old)
         if argv and new != old:
             sys.exit(f"{path.name} is out of date; run: .venv/bin/python plots/side_by_side.py")
         if new != old:
-            path.write_text(new)
+            path.write_text(new, "utf-8", newline="\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Tasks with a known answer, known to gymnasium once this is imported, and training on them."""
 
+from dataclasses import asdict
+
 import gymnasium as gym
 import numpy as np
 import torch
@@ -79,6 +81,27 @@ class Half(Probe):
         return np.zeros(1, np.float32), *super().step(action)[1:]
 
 
+class Kind(Probe):
+    """Three steps; shows the bits of their number in arrays of a kind of its own. The reward is
+    the action that arrives, a number from 3 on or one of 16 bits."""
+
+    observation_space = Box(0, 1, (2,))
+
+    def __init__(self, kind="float64", discrete=True):
+        self.kind, self.action_space = kind, Probe.action_space if discrete else Half.action_space
+
+    def obs(self):
+        return np.array([self.t % 2, self.t // 2], self.kind)
+
+    def reset(self, seed=None, options=None):
+        _, info = super().reset(seed=seed)
+        return self.obs(), info
+
+    def step(self, action):
+        super().step(action)
+        return self.obs(), float(np.sum(action)), self.t == 3, False, {}
+
+
 class InPlace(Probe):
     """As Probe, but it always shows the same array, which it changes."""
 
@@ -116,6 +139,7 @@ gym.register("Probe-v0", Probe, max_episode_steps=10)
 gym.register("Ends-v0", Ends)
 gym.register("Blind-v0", Blind, max_episode_steps=10)
 gym.register("Half-v0", Half, max_episode_steps=10)
+gym.register("Kind-v0", Kind)
 gym.register("InPlace-v0", InPlace, max_episode_steps=10)
 gym.register("Bandit-v0", Bandit)
 gym.register("ContinuousBandit-v0", ContinuousBandit)
@@ -125,10 +149,7 @@ gym.register("Effort-v0", Effort)
 def train(script, folder, **settings):
     """The network of a run at its end, and its score; `script` is the module."""
     args = script.Args(run_dir=str(folder / "run"), **settings)
-    script.train(args)
-    checkpoint = torch.load(folder / "run" / "checkpoint.pt", weights_only=True)
-    env = gym.make(args.env_id)
-    net = script.ActorCritic(env.observation_space, env.action_space, args)
-    net.load_state_dict(checkpoint["net"])
-    returns = [row[1] for row in checkpoint["episodes"]]
-    return net, np.mean(returns[-100:] or np.nan)
+    before = asdict(args)
+    run = script.train(args)
+    assert asdict(args) == before
+    return run.learned["net"], np.mean([row[1] for row in run.episodes[-100:]] or np.nan)

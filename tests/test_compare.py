@@ -2,12 +2,15 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import compare
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import ppo_atari
 import ppo_continuous
@@ -143,7 +146,8 @@ def test_published_scores_are_lines_in_the_colour_of_their_algorithm(tmp_path):
     [axes] = compare.draw(runs, tmp_path / "picture.png").axes
     shown = {(line.get_color(), line.get_ydata()[0]) for line in axes.lines
              if len(line.get_xdata()) == 2}  # fmt: skip
-    assert shown == {("C0", 2316.2), ("C0", 2330), ("C1", 1912.9), ("C1", 2100)}
+    first, second = (compare.look(k)["color"] for k in (0, 1))
+    assert shown == {(first, 2316.2), (first, 2330), (second, 1912.9), (second, 2100)}
     rows = compare.score_table(runs).to_dict("records")
     assert [row["OpenAI's Baselines"] for row in rows] == ["2316", "1913"]
 
@@ -167,6 +171,7 @@ def test_kept_data_is_the_run(tmp_path, monkeypatch, capsys):
     columns = ["step", "return", "length"]
     pd.testing.assert_frame_equal(kept.episodes, compare.read_run(run).episodes[columns])
     assert kept.about["processor"] and "run_dir" not in kept.about["settings"]
+    assert kept.about["seconds"] == 1
 
 
 def test_two_settings_are_not_kept_as_one(tmp_path, monkeypatch):
@@ -177,7 +182,63 @@ def test_two_settings_are_not_kept_as_one(tmp_path, monkeypatch):
     assert not (tmp_path / "data").exists()
 
 
-def test_a_folder_without_runs_is_an_error(tmp_path):
+def test_what_is_no_run_is_named_and_the_rest_is_drawn(tmp_path, capsys):
+    good, *bad = [make_run(tmp_path / str(k), level=200) for k in range(7)]
+    (bad[0] / "episodes.csv").write_text("")
+    (bad[1] / "episodes.csv").unlink()
+    (bad[2] / "config.json").write_text('{"model": "another tool"}')
+    (bad[3] / "config.json").write_text("[1, 2")
+    (bad[4] / "episodes.csv").write_text("step,return,length\n1,two,3\n")
+    (bad[5] / "config.json").unlink()
+    bad += [make_run(tmp_path / "none", 2, episodes=0), tmp_path / "missing"]
+    compare.main([str(good), *map(str, bad), "--out", str(tmp_path / "picture.png")])
+    lines = capsys.readouterr().out.splitlines()
+    for path in bad:
+        assert len([line for line in lines if line.startswith(f"{path}: left out")]) == 1, path
+    assert lines[-3].startswith("| ppo_x | Hopper-v5 | 1 | 200 |")
+    assert (tmp_path / "picture.png").exists()
+
+
+def test_a_folder_without_runs_is_an_error(tmp_path, capsys):
     for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(SystemExit, match=str(path)):
+        with pytest.raises(SystemExit, match="no run"):
             compare.main([str(path)])
+        assert f"{path}: left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("out", ["missing/x.png", "x.doc"])
+def test_a_picture_that_cannot_be_written_is_an_error_before_the_work(out, tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "read_runs", None)
+    with pytest.raises(SystemExit, match=f"^--out .*{out}: "):
+        compare.main([str(tmp_path), "--out", str(tmp_path / out)])
+
+
+def test_no_two_groups_look_alike(tmp_path):
+    episodes = pd.DataFrame({"step": np.arange(1, 200), "return": np.arange(199.0)})
+    about = {"script": "ppo.py", "settings": {"env_id": "A", "seed": 1}}
+    runs = [compare.Run(Path(), about, episodes, f"group {k:02}") for k in range(25)]
+    [axes] = compare.draw(runs, tmp_path / "picture.png").axes
+    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert len(looks) == 25 and looks.pop()[0] in compare.COLORS
+
+
+def test_it_draws_whatever_matplotlib_is_told(tmp_path):
+    """A notebook's backend, which is not here, and LaTeX, which need not be here."""
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfont.family: no such font\n")
+    environment = os.environ | {"MPLBACKEND": "module://no_such_module.backend_inline",
+                                "MATPLOTLIBRC": str(tmp_path)}  # fmt: skip
+    run, picture = make_run(tmp_path / "run"), tmp_path / "picture.png"
+    command = [sys.executable, compare.__file__, str(run), "--out", str(picture)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == "" and picture.exists()
+
+
+def test_the_processor_is_named_with_its_model(monkeypatch):
+    """Zen 4 and Zen 5 may both call themselves AMD EPYC."""
+    info = "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nflags\t\t: fpu avx2\n"
+    monkeypatch.setattr(Path, "read_text", lambda path: info)
+    monkeypatch.setattr(Path, "exists", lambda path: str(path) == "/proc/cpuinfo")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+    assert compare.processor(cuda=False) == "AMD EPYC, cpu family 26, model 2, avx2"
+    assert compare.processor(cuda=True) == "AMD EPYC, cpu family 26, model 2, avx2, NVIDIA H100"

@@ -32,11 +32,9 @@ def elsewhere(tmp_path_factory):
 
 def load_script(folder):
     """A copy of the script for the double's device, whose games end after 20 steps."""
-    text = (ROOT / "ppo_atari.py").read_text()
-    for old, new in (('device("cuda"', 'device("gpu"'), ('.type == "cuda"', '.type == "gpu"')):
-        assert old in text, f"the script does not say any more: {old}"
-        text = text.replace(old, new)
-    (folder / "ppo_atari.py").write_text(text)
+    text, old = (ROOT / "ppo_atari.py").read_text(), 'torch.device("cuda")'
+    assert old in text, f"the script does not say any more: {old}"
+    (folder / "ppo_atari.py").write_text(text.replace(old, 'torch.device("gpu")'))
     sys.path.insert(0, str(folder.parent))
     script = importlib.import_module(f"{folder.name}.ppo_atari")
     settings = script.game_settings
@@ -72,10 +70,9 @@ def play(elsewhere, folder, *flags, start=None):
 def on_cpu(elsewhere, tmp_path_factory):
     """A run's directory; what came out there; the waits that are to be expected on the double."""
     results = dict(play(elsewhere, folder := tmp_path_factory.mktemp("cpu")))
-    limits = len({step for step, _, _ in results["numbers"][0]})  # every game ended at one
-    assert limits > 0 and not results["waits"]
+    assert results["numbers"][0] and not results["waits"]
     # the network's 10 tensors; each step's actions, and V, there and back; the samples, statistics
-    waits = {"train": 10, "rollout": 2 * (32 + 2) + 2 * limits, "update": 2 * (5 + 1)}
+    waits = {"train": 10, "rollout": 2 * (32 + 2), "update": 2 * (4 + 1)}
     return folder / "new", results | {"waits": waits}
 
 
@@ -151,6 +148,25 @@ def test_every_graph_is_compiled_deterministically(cuda, fresh_compiler, monkeyp
         policy(net, batch["frames"])
     loss(net, **batch, args=ppo_atari.Args())[0].backward()
     assert settings == [(True, cuda)] * 3
+
+
+def test_the_gpu_is_made_ready(monkeypatch, capsys):
+    """torchrun's second process gets the second; cuDNN repeats itself, and TF32 is used. Without
+    --cuda the CPU is, and a word says that there is a GPU; not in an evaluation."""
+    told, cudnn = [], torch.backends.cudnn
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", told.append)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", told.append)
+    monkeypatch.setattr(cudnn, "deterministic", False)
+    monkeypatch.setattr(ppo_atari, "LOCAL_RANK", 1)
+    for evaluated, words in (("", "--cuda"), ("run", "")):
+        device = ppo_atari.choose_device(ppo_atari.Args(evaluate=evaluated))
+        out = capsys.readouterr().out
+        assert device.type == "cpu" and words in out and bool(out) == bool(words)
+    assert not told and not cudnn.deterministic
+    assert ppo_atari.choose_device(ppo_atari.Args(cuda=True)).type == "cuda"
+    assert told == [1, "high"] and cudnn.deterministic
 
 
 @pytest.mark.parametrize("usable, local_rank", [(False, 0), (True, 1)])

@@ -20,7 +20,7 @@ def test_a_gif_is_the_video_that_evaluate_records(tmp_path, monkeypatch):
         recorded.extend(video.recorded_frames[::2])
         video.recorded_frames, video.recording = [], False
 
-    monkeypatch.setattr(ppo_atari.RecordVideo, "stop_recording", stop_recording)
+    monkeypatch.setattr(ppo_atari.wrappers.RecordVideo, "stop_recording", stop_recording)
     main(ppo_atari, "--evaluate", run_dir, "--video", "--episodes", 1, "--seed", 3)
 
     with Image.open(out) as file:

@@ -26,7 +26,8 @@ def test_a_policy_is_of_the_command_and_has_learned(name, script, flags, score):
     sampled ones, the shortest of seeds 1 to 9."""
     path, module = ROOT / f"plots/policies/{name}.pt", importlib.import_module(script)
     sampled = name == "breakout"
-    how = ["--episodes", "1", "--seed", "1"] if sampled else ["--deterministic"]
+    how = ["--episodes", "1", "--seed", "9"] if sampled else ["--deterministic"]
+    how += ["--threads", "1"]  # two may wait for each other where the cores are busy
     checkpoint = torch.load(path, weights_only=True)
     assert path.stat().st_size < LARGEST.get(name, 1e5) and f"{checkpoint['best']:.0f}" == score
     settings, made = vars(module.parse_args(flags.split())[0]), checkpoint["settings"]

@@ -11,21 +11,47 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from processes import main, rows, shorten_games, small
+from gymnasium import wrappers
+from processes import SCRIPTS, events, load, main, rows, same, shorten_games, small
 
 import ppo_atari
-from ppo_atari import FIRE, ActorCritic, Args, Games, act, gae, make_batch, make_scalar_env, rollout
+from ppo_atari import FIRE, ActorCritic, Args, Games, act, rollout
 
 torch.set_num_threads(1)
 BREAKOUT = "BreakoutNoFrameskip-v4"
+each_script = pytest.mark.parametrize("script", SCRIPTS)
 
 # --------------------------------------------------------------------------------- Environment
+
+
+class FireAtStart(gym.Wrapper):
+    """Press FIRE at a game's start, before the no-ops, as `Games` does."""
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        meanings = self.env.unwrapped.get_action_meanings()
+        if "FIRE" in meanings:
+            obs, _, _, _, info = self.env.step(meanings.index("FIRE"))
+        return obs, info
+
+
+def scalar_env(env_id, noop_max):
+    """One game, in Python alone, that shows what one of `Games` should."""
+    env = FireAtStart(gym.make(env_id, frameskip=1))
+    env = wrappers.AtariPreprocessing(env, noop_max=noop_max)
+    return wrappers.FrameStackObservation(env, 4, padding_type="zero")
+
+
+def limit_games(monkeypatch, frames):
+    """Have gymnasium's games, and so those of `Games`, end after so many frames."""
+    limited = functools.partial(gym.make, max_num_frames_per_episode=frames)
+    monkeypatch.setattr(ppo_atari.gym, "make", limited)
 
 
 @pytest.mark.parametrize("env_id, limit", [
     (BREAKOUT, 108_000), ("SeaquestNoFrameskip-v4", 108_000),
     ("MsPacmanNoFrameskip-v4", 108_000),  # has lives, but no FIRE
-    ("PongNoFrameskip-v4", 399),  # meets its frame limit
+    ("PongNoFrameskip-v4", 399),  # meets its frame limit, which counts as its end
     ("ALE/Backgammon-v5", 108_000),  # has FIRE as its first action, and no NOOP
 ])  # fmt: skip
 def test_games_play_as_the_scalar_environment(env_id, limit, monkeypatch):
@@ -36,7 +62,7 @@ def test_games_play_as_the_scalar_environment(env_id, limit, monkeypatch):
     monkeypatch.setattr(ppo_atari.gym, "make", functools.partial(gym.make, **same))
     games = Games(env_id, num_envs=2, threads=2, noop_max=0)
     games.reset(seed=7)
-    scalars = [make_scalar_env(env_id, noop_max=0) for _ in range(2)]
+    scalars = [scalar_env(env_id, noop_max=0) for _ in range(2)]
     obs, infos = map(list, zip(*(env.reset() for env in scalars), strict=True))
     has_fire = scalars[0].unwrapped.get_action_meanings()[FIRE] == "FIRE"
     scores, lengths, fire = [0.0, 0.0], [0, 0], [False, False]
@@ -46,18 +72,15 @@ def test_games_play_as_the_scalar_environment(env_id, limit, monkeypatch):
     for _ in range(450 if ends else 220):
         assert games.press_fire.tolist() == fire
         actions = rng.integers(0, games.num_actions, 2)
-        rewards, terminated, truncated, last_frames, finished = games.step(actions)
+        rewards, terminated, finished = games.step(actions)
         expected_finished = []
         for i, env in enumerate(scalars):
             lives = infos[i]["lives"]
             obs[i], reward, over, cut, infos[i] = env.step(FIRE if fire[i] else actions[i])
             life_lost = infos[i]["lives"] < lives
-            expected = reward, over or life_lost, cut
-            assert (rewards[i], terminated[i], truncated[i]) == expected
+            assert (rewards[i], terminated[i]) == (reward, over or cut or life_lost)
             scores[i], lengths[i] = scores[i] + reward, lengths[i] + 1
             fire[i] = has_fire and life_lost and not over
-            if cut:
-                np.testing.assert_array_equal(last_frames[i].numpy(), obs[i])
             if over or cut:
                 expected_finished.append((scores[i], lengths[i]))
                 scores[i], lengths[i] = 0.0, 0
@@ -68,19 +91,17 @@ def test_games_play_as_the_scalar_environment(env_id, limit, monkeypatch):
     assert lost > ended > 0 if ends else cuts == ended == (4 if limit == 399 else 0)
 
 
-def test_a_game_starts_with_fire_and_a_random_number_of_noops(monkeypatch):
+def test_a_game_starts_with_fire_and_a_random_number_of_noops():
     games = Games(BREAKOUT, num_envs=8, threads=2)
     games.reset(seed=11)
     noops = games.frame_numbers - 1  # the other frame is that of FIRE
     assert 0 <= noops.min() < 10 and 20 < noops.max() < 30
-    env = make_scalar_env(BREAKOUT)
+    env = scalar_env(BREAKOUT, noop_max=30)
     for i, n in enumerate(noops):
         if n > 0:
             env.unwrapped.np_random = SimpleNamespace(integers=lambda low, high, n=n: n)
             obs, _ = env.reset()
             np.testing.assert_array_equal(games.frames[i].numpy(), obs)
-    env = make_scalar_env("ALE/Backgammon-v5")  # which has no no-op
-    assert env.reset(seed=1)[0].shape == (4, 84, 84)
 
 
 def test_sticky_actions_are_those_of_the_id():
@@ -107,7 +128,7 @@ def test_game_settings_are_those_of_the_task():
     frames = {"max_num_frames_per_episode": 108_000, "full_action_space": False}
     assert ppo_atari.game_settings("ale_py:ALE/Pong-v5") == expected | frames
     gym.register("Mode-v0", "ale_py:AtariEnv", kwargs={"game": "pong", "mode": 1})
-    with pytest.raises(SystemExit, match="--env-id Mode-v0: mode "):
+    with pytest.raises(SystemExit, match="--env-id Mode-v0: .* usual mode "):
         ppo_atari.game_settings("Mode-v0")
 
 
@@ -124,27 +145,55 @@ def test_a_game_is_over_when_its_frame_number_does_not_rise():
     assert finished == [[], [], [(0, 3)], [(0, 1)]]
 
 
-def test_evaluation_presses_fire_after_a_lost_life(monkeypatch):
-    """Or a policy that never does would wait for the ball for ever."""
-    limited = functools.partial(gym.make, max_num_frames_per_episode=4000)
-    monkeypatch.setattr(ppo_atari.gym, "make", limited)
-    env, actions = make_scalar_env(BREAKOUT), []
-    step = env.step
-    env.step = lambda action: actions.append(action) or step(action)
-    monkeypatch.setattr(ppo_atari, "make_scalar_env", lambda *args: env)
-    net = ActorCritic(4, "paper")
-    net.policy_head.bias.data[0] = 1000.0  # NOOP
-    args = Args(network="paper", episodes=1, evaluate="x")
+@pytest.mark.parametrize("env_id, lives", [(BREAKOUT, 5), ("MsPacmanNoFrameskip-v4", 0)])
+def test_evaluation_presses_fire_at_a_life_s_start(env_id, lives, monkeypatch):
+    """Or a policy that never does would wait for the ball for ever. Not in a game without FIRE,
+    which is played with the most probable actions here."""
+    limit_games(monkeypatch, 4000 if lives else 400)
+    actions, make_env = [], ppo_atari.make_env
+
+    def watched(args, **rendering):
+        env = make_env(args, **rendering)
+        return wrappers.TransformAction(env, lambda action: actions.append(action) or action, None)
+
+    monkeypatch.setattr(ppo_atari, "make_env", watched)
+    net = ActorCritic(4 if lives else 9, "paper")
+    net.policy_head.bias.data[0] = 1000.0 if lives else 0.3  # NOOP
+    args = Args(env_id, network="paper", episodes=1, evaluate="x", deterministic=not lives)
     ppo_atari.evaluate(args, {"net": net.state_dict(), "step": 0})
-    assert actions.count(FIRE) == 4 and len(actions) < 600  # of five lives
+    fired = [k for k, action in enumerate(actions) if action == FIRE]
+    assert len(fired) == lives and set(actions) <= {0, FIRE} and len(actions) < 600
+    assert not lives or fired[0] == 0 and min(np.diff(fired)) > 9
+
+
+def test_evaluation_without_noops_where_there_are_none():
+    env = ppo_atari.make_env(Args("ALE/Backgammon-v5"))
+    assert env.reset(seed=1)[0].shape == (4, 84, 84)
+
+
+@pytest.mark.parametrize("bf16, deterministic", [(False, True), (True, False)])
+def test_evaluation_plays_the_saved_network_with_its_settings(bf16, deterministic, monkeypatch):
+    played = []
+    monkeypatch.setattr(ppo_atari, "play", lambda *given, sample: played.append((*given, sample))
+                        or [(3.0, 9)])  # fmt: skip
+    saved = ActorCritic(4, "paper", orthogonal=False).state_dict()
+    args = Args(network="paper", evaluate="x", bf16=bf16, deterministic=deterministic)
+    assert ppo_atari.evaluate(args, {"net": saved, "step": 0}) == [3.0]
+    [(net, env, given, sample)] = played
+    assert same(saved, net.state_dict()) and given is args and sample != deterministic
+    frames = torch.from_numpy(env.reset(seed=1)[0][None])
+    types, hook = [], lambda layer, given, result: types.append(result.dtype)
+    net.trunk.register_forward_hook(hook)
+    net(frames)
+    assert types == [torch.bfloat16 if bf16 else torch.float32]
 
 
 # ------------------------------------------------------------------------------------- Rollout
 
 
 def test_rollout_stores_what_happened(monkeypatch):
-    """Against a twin of the games. At a time limit V is bootstrapped from what was seen last."""
-    limited = ppo_atari.game_settings(BREAKOUT) | {"max_num_frames_per_episode": 500}
+    """Against a twin of the games. A game that meets its frame limit counts as over."""
+    limited = ppo_atari.game_settings(BREAKOUT) | {"max_num_frames_per_episode": 280}
     monkeypatch.setattr(ppo_atari, "game_settings", lambda env_id: limited)
     games, twin = (Games(BREAKOUT, num_envs=4, threads=1) for _ in range(2))
     games.reset(seed=4), twin.reset(seed=4)
@@ -152,39 +201,28 @@ def test_rollout_stores_what_happened(monkeypatch):
     games.step = lambda actions: (lambda r, *rest: (-7 * r, *rest))(*step(actions))
     torch.manual_seed(0)
     net = ActorCritic(games.num_actions, "paper")
-    batch = make_batch(130, 4, torch.device("cpu"))
     strides = set()  # with one layout, `act` is compiled once
     policy = lambda net, frames: strides.add(frames.stride()) or act(net, frames)
-    finished = rollout(games, net, policy, batch)
+    batch, finished = rollout(games, net, policy, 75)
     assert strides == {torch.empty(4, 84, 84, 4).movedim(-1, 1).stride()}
 
-    expected, led_to, cut_alone = [], [], 0
-    for t in range(130):
+    expected = []
+    for t in range(75):
         assert torch.equal(batch.frames[t], twin.frames)
         assert batch.fired[t].tolist() == twin.press_fire.tolist()
-        rewards, terminated, truncated, last_frames, over = twin.step(batch.actions[t].numpy())
+        rewards, terminated, over = twin.step(batch.actions[t].numpy())
         assert batch.rewards[t].tolist() == (-np.sign(rewards)).tolist()
         assert batch.terminated[t].tolist() == terminated.tolist()
-        assert batch.truncated[t].tolist() == truncated.tolist()
-        led_to.append(twin.frames.clone())
-        if truncated.any():
-            led_to[-1][truncated] = last_frames[truncated]
-            cut_alone += not truncated.all()
         expected += [(t, *episode) for episode in over]
     with torch.no_grad():
-        logits, values = net(batch.frames.flatten(0, 1))
-        next_values = net(torch.cat(led_to))[1]
-    log_probs = torch.distributions.Categorical(logits=logits).log_prob(batch.actions.flatten())
+        logits, values = net(torch.cat((batch.frames.flatten(0, 1), twin.frames)))
+    log_probs = torch.distributions.Categorical(logits=logits[:-4])
+    log_probs = log_probs.log_prob(batch.actions.flatten())
     torch.testing.assert_close(batch.log_probs.flatten(), log_probs)
-    torch.testing.assert_close(batch.values.flatten(), values)
-    torch.testing.assert_close(batch.next_values.flatten(), next_values)
-    assert finished == expected != [] and cut_alone > 0
+    torch.testing.assert_close(batch.values.flatten(), values[:-4])
+    torch.testing.assert_close(batch.next_values.flatten(), values[4:])
+    assert finished == expected != [] and any(length > 60 for *_, length in finished)
     assert 0 < batch.fired.sum() <= batch.terminated.sum() and batch.rewards.any()
-
-    ppo_atari.estimate_advantages(batch, 0.5, 0.9)
-    cut = batch.truncated > 0
-    torch.testing.assert_close(batch.targets[cut], (batch.rewards + 0.5 * batch.next_values)[cut])
-    torch.testing.assert_close(batch.targets - batch.values, batch.advantages)
 
 
 # ------------------------------------------------------------------------------------- Network
@@ -239,14 +277,15 @@ def test_act_samples_the_softmax_policy():
 # ---------------------------------------------------------------------------------- Advantages
 
 
-def test_gae_is_eq_11_with_ends_in_every_place():
+@each_script
+def test_gae_is_eq_11_with_ends_in_every_place(script):
     """Every pattern of going on, terminated, truncated over 5 steps: 243 actors, one each."""
     patterns = torch.tensor(list(itertools.product((0, 1, 2), repeat=5))).T
     terminated, truncated = (patterns == 1).double(), (patterns == 2).double()
     rng = torch.Generator().manual_seed(0)
     rewards, values, next_values = torch.randn(3, 5, 243, dtype=torch.float64, generator=rng)
     gamma, lam = 0.9, 0.7
-    result = gae(rewards, values, next_values, terminated, truncated, gamma, lam)
+    result = script.gae(rewards, values, next_values, terminated, truncated, gamma, lam)
     for n, t in itertools.product(range(243), range(5)):
         advantage = 0.0
         for k in range(t, 5):  # Â_t = Σ_k (γλ)^(k−t) δ_k, up to the end of the episode
@@ -256,6 +295,28 @@ def test_gae_is_eq_11_with_ends_in_every_place():
             if terminated[k, n] or truncated[k, n]:
                 break
         assert result[t, n].item() == pytest.approx(advantage, abs=1e-12)
+
+
+def test_where_fire_was_pressed_the_advantage_is_0():
+    """But the value learns from it. Every end is terminal: T = 2, γ = 0.5, λ = 0.8, by hand."""
+    batch = SimpleNamespace(
+        rewards=torch.tensor([[1.0, 0, 1], [-1, 1, 0]]),
+        values=torch.tensor([[2.0, 1, 0], [4, 2, 1]]),
+        next_values=torch.tensor([[4.0, 2, 1], [6, 8, 2]]),
+        terminated=torch.tensor([[0.0, 0, 1], [0, 1, 0]]),
+        fired=torch.tensor([[0.0, 1, 0], [1, 0, 0]]))  # fmt: skip
+    ppo_atari.estimate_advantages(batch, 0.5, 0.8)
+    unmasked = torch.tensor([[1 + 0.4 * -2, 0 + 0.4 * -1, 1], [-2, -1, 0.0]])
+    torch.testing.assert_close(batch.targets, batch.values + unmasked)
+    torch.testing.assert_close(batch.advantages, unmasked * (1 - batch.fired))
+
+
+@each_script
+def test_standardise(script):
+    x = torch.randn(50) * 3 + 2
+    expected = (x.numpy() - x.numpy().mean()) / x.numpy().std()
+    np.testing.assert_allclose(script.standardise(x), expected, rtol=1e-4, atol=1e-6)
+    assert not script.standardise(torch.ones(9)).any()  # and not nan
 
 
 # -------------------------------------------------------------------------------------- Update
@@ -352,15 +413,13 @@ def logged_update(learning_rate=2.5e-4, **settings):
     net = ActorCritic(3, "paper")
     net.policy_head.weight.data.mul_(100)  # a policy that is not nearly uniform
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
-    batch = make_batch(16, 4, torch.device("cpu"))
-    batch.frames.random_(0, 256)
-    batch.fired = (batch.frames[:, :, 0, 0, 0] <= 50).float()
-    batch.values = torch.zeros(16, 4)
+    frames = torch.randint(256, (16, 4, 84, 84, 4), dtype=torch.uint8).movedim(-1, 2)
     with torch.no_grad():
-        for t in range(16):
-            batch.actions[t], batch.log_probs[t], batch.values[t] = act(net, batch.frames[t])
-    batch.targets = torch.randn(16, 4)
-    batch.advantages = batch.targets - batch.values
+        actions, log_probs, values = (x.view(16, 4) for x in act(net, frames.flatten(0, 1)))
+    batch = SimpleNamespace(
+        frames=frames, actions=actions, log_probs=log_probs, values=values,
+        fired=(frames[:, :, 0, 0, 0] <= 50).float(), targets=torch.randn(16, 4))  # fmt: skip
+    batch.advantages = (batch.targets - batch.values) * (1 - batch.fired)
     log = SimpleNamespace(
         net=net, before=copy.deepcopy(net), batch=batch, args=args, seen=[], references=[]
     )
@@ -388,16 +447,17 @@ def test_update_returns_means_over_its_minibatches():
     values, targets = log.batch.values.numpy(), log.batch.targets.numpy()
     explained = 1 - np.var(targets - values) / np.var(targets)
     assert log.stats["explained_variance"] == pytest.approx(explained, rel=1e-4)
-    assert log.stats["learning_rate"] == 1e-3
+    logged = [log.stats[name] for name in ("learning_rate", "clip_eps", "epochs")]
+    assert logged == [1e-3, 0.1, 3]
 
 
 @pytest.mark.parametrize("norm_adv", ["minibatch", "rollout"])
 def test_every_epoch_sees_every_sample_once_in_a_new_order(norm_adv):
-    """And a minibatch holds what belongs together. The advantages of pressed FIREs are 0 before
-    they are standardised, which happens once a rollout with --norm-adv rollout."""
+    """And a minibatch holds what belongs together. With --norm-adv rollout the advantages, some of
+    them 0 for pressed FIREs, are standardised once."""
     log = logged_update(norm_adv=norm_adv)
     assert len(log.seen) == 3 * 4
-    raw = (log.batch.advantages * (log.batch.frames[:, :, 0, 0, 0] > 50)).flatten()
+    raw = log.batch.advantages.flatten()
     scaled = (raw - raw.mean()) / raw.std(correction=0) if norm_adv == "rollout" else raw
     frames = log.batch.frames.flatten(0, 1)
     places = [int((frames == frame).flatten(1).all(1).nonzero()) for minibatch in log.seen
@@ -412,14 +472,24 @@ def test_every_epoch_sees_every_sample_once_in_a_new_order(norm_adv):
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.05, 0.0])
-def test_update_is_adam_on_clipped_gradients(max_grad_norm):
-    """The same minibatches through the textbook's Adam, written out, in float32."""
+def test_update_is_adam_on_clipped_gradients(max_grad_norm, monkeypatch):
+    """The same minibatches through the textbook's Adam, written out, in float32. As if the mean
+    gradient over torchrun's processes were k times as long as this one's in the k-th step: what is
+    clipped is the mean."""
+    averaged = []
+
+    def average(tensors):
+        averaged.append(tensors)
+        if len(averaged) <= 8:
+            torch._foreach_mul_(tensors, len(averaged))
+
+    monkeypatch.setattr(ppo_atari, "average", average)
     log = logged_update(num_epochs=2, max_grad_norm=max_grad_norm, adam_eps=1e-6)
     net, moments, norms = log.before, {}, []
     for count, minibatch in enumerate(log.seen, 1):
         eps = torch.tensor(0.1)
         loss, _ = ppo_atari.ppo_loss(net, **minibatch, clip_eps=eps, args=log.args)
-        gradients = torch.autograd.grad(loss, list(net.parameters()))
+        gradients = [count * g for g in torch.autograd.grad(loss, list(net.parameters()))]
         norms.append(math.sqrt(sum(g.double().square().sum().item() for g in gradients)))
         scale = min(1, max_grad_norm / norms[-1]) if max_grad_norm else 1
         for p, g in zip(net.parameters(), gradients, strict=True):
@@ -429,10 +499,20 @@ def test_update_is_adam_on_clipped_gradients(max_grad_norm):
             step = m / (1 - 0.9**count) / ((v / (1 - 0.999**count)).sqrt() + 1e-6)
             p.data -= 2.5e-4 * step
     assert log.stats["grad_norm"] == pytest.approx(np.mean(norms), rel=1e-3)
-    assert min(norms) > 0.05
+    assert min(norms) > 0.05 and [len(tensors) for tensors in averaged] == [10] * 8 + [1]
     for p, q in zip(net.parameters(), log.net.parameters(), strict=True):
         assert (p - q).abs().max() < 2e-4  # of eight steps of up to 2.5e-4
         assert (p - q).abs().mean() < 2e-6
+
+
+def test_take_is_indexing_and_keeps_the_layout():
+    """Channels last, as the convolutions want them."""
+    frames = torch.randint(256, (3, 5, 84, 84, 4), dtype=torch.uint8).movedim(-1, 2).flatten(0, 1)
+    for x in (frames, torch.randn(15)):
+        for indices in (torch.randperm(15)[:7], torch.tensor([14, 0, 0])):
+            taken = ppo_atari.take(x, indices)
+            assert torch.equal(taken, torch.stack([x[i] for i in indices.tolist()]))
+            assert taken.stride()[1:] == x.stride()[1:] and taken.stride()[0] == x.stride()[0]
 
 
 @pytest.mark.parametrize("backend", [
@@ -487,8 +567,7 @@ class Signal:
     def step(self, actions):
         rewards = np.where(actions == self.right, 5, -5)
         self.draw()
-        ends = np.ones(len(actions), dtype=bool)
-        return rewards, ends, ~ends, None, []
+        return rewards, np.ones(len(actions), dtype=bool), []
 
 
 def test_probe_a_pixel_policy_learns_what_the_picture_says():
@@ -496,10 +575,9 @@ def test_probe_a_pixel_policy_learns_what_the_picture_says():
     torch.manual_seed(0)
     games, net = Signal(16), ActorCritic(2, "paper")
     optimizer = torch.optim.Adam(net.parameters(), eps=1e-5, fused=True)
-    batch = make_batch(16, 16, torch.device("cpu"))
     rewards = []
     for _ in range(12):
-        rollout(games, net, act, batch)
+        batch, _ = rollout(games, net, act, 16)
         rewards.append(batch.rewards.mean().item())
         ppo_atari.estimate_advantages(batch, 0.99, 0.95)
         ppo_atari.update(ppo_atari.ppo_loss, net, optimizer, batch, 1e-3, 0.2, args)
@@ -508,37 +586,68 @@ def test_probe_a_pixel_policy_learns_what_the_picture_says():
 
 
 def test_train_hands_every_setting_to_where_it_belongs(tmp_path, monkeypatch):
-    """In 4 iterations: to the network, Adam, the advantages, the loss; and each episode's step."""
+    """In 3 iterations and one that resumes: to the network, Adam, the advantages, the loss, the
+    games; and each episode's step."""
     shorten_games(monkeypatch)
     seen = {}
 
-    def spied(name):
-        function = getattr(ppo_atari, name)
-
+    def spied(function):
         def call(*args, **kwargs):
-            seen.setdefault(name, []).append((*args, *kwargs.values()))
+            seen.setdefault(function.__name__, []).append((*args, *kwargs.values()))
             return function(*args, **kwargs)
 
         return call
 
-    compiled = spied("act"), spied("ppo_loss")
+    compiled = spied(ppo_atari.act), spied(ppo_atari.ppo_loss)
     monkeypatch.setattr(ppo_atari, "compile_both", lambda cuda: compiled)
+    monkeypatch.setattr(ppo_atari, "choose_compile", lambda args: args.bf16)
     for name in ("ActorCritic", "gae", "update"):
-        monkeypatch.setattr(ppo_atari, name, spied(name))
-    args = Args(num_envs=1, num_steps=32, minibatch_size=32, num_epochs=1, total_steps=128,
-                orthogonal=False, bf16=True, adam_eps=1e-3, gamma=0.9, gae_lambda=0.8,
-                compile=True, run_dir=str(tmp_path / "run"))  # fmt: skip
-    ppo_atari.train(args)
-    assert seen["ActorCritic"] == [(4, "nature", False, True)]
-    assert seen["gae"][0][-2:] == (0.9, 0.8)
-    assert seen["ppo_loss"][0][-1] is args and len(seen["act"]) >= 4 * 33
-    annealed = [(2.5e-4 * a, 0.1 * a) for a in (1, 0.75, 0.5, 0.25)]
+        monkeypatch.setattr(ppo_atari, name, spied(getattr(ppo_atari, name)))
+    monkeypatch.setattr(Games, "reset", spied(Games.reset))
+    own = {"num_envs": 1, "num_steps": 32, "minibatch_size": 32, "num_epochs": 1,
+           "orthogonal": False, "bf16": True, "adam_eps": 1e-3, "gamma": 0.9, "gae_lambda": 0.8,
+           "run_dir": str(tmp_path / "run")}  # fmt: skip
+    args = Args(total_steps=96, **own)
+    run = ppo_atari.train(args)
+    assert run.step == 96 and args == Args(total_steps=96, **own)
+    assert torch.initial_seed() == ppo_atari.derive_seed(ppo_atari.derive_seed(1, 0), 0)
+    steps, _, lengths = zip(*rows(tmp_path / "run"), strict=True)
+    assert len(steps) > 3 and list(steps) == np.cumsum(lengths).tolist()
+    ppo_atari.train(Args(total_steps=128, **own), load(tmp_path / "run" / "checkpoint.pt"))
+    seeds = [ppo_atari.derive_seed(ppo_atari.derive_seed(1, iteration), 0) for iteration in (0, 3)]
+    assert torch.initial_seed() == seeds[1] and [seed for _, seed in seen["reset"]] == seeds
+    assert seen["ActorCritic"] == [(4, "nature", False, True)] * 2
+    assert [call[-2:] for call in seen["gae"]] == [(0.9, 0.8)] * 4
+    assert seen["ppo_loss"][0][-1].adam_eps == 1e-3 and len(seen["act"]) == 4 * 33
+    annealed = [(2.5e-4 * a, 0.1 * a) for a in (1, 2 / 3, 1 / 3, 1 / 4)]
     np.testing.assert_allclose([call[4:6] for call in seen["update"]], annealed)
     _, net, optimizer, *_ = seen["update"][0]
     [group] = optimizer.param_groups
     assert group["eps"] == 1e-3 and len(group["params"]) == len(list(net.parameters()))
-    steps, _, lengths = zip(*rows(tmp_path / "run"), strict=True)
-    assert len(steps) > 3 and list(steps) == np.cumsum(lengths).tolist()
+
+
+def test_eval_every_logs_a_score_and_changes_no_bit(tmp_path, monkeypatch):
+    """That of the most probable actions, in the iteration that meets each multiple of 100."""
+    limit_games(monkeypatch, 100)
+    played, play = [], ppo_atari.play
+
+    def watched(net, env, args, sample):
+        played.append((sample, list(play(net, env, args, sample))))
+        return [(score + 2 * k * len(played), length)
+                for k, (score, length) in enumerate(played[-1][1])]  # fmt: skip
+
+    monkeypatch.setattr(ppo_atari, "play", watched)
+    for name, every in (("a", 0), ("b", 100)):
+        flags = small(ppo_atari, 3, "--eval-every", every, "--episodes", 2)
+        main(ppo_atari, *flags, "--run-dir", tmp_path / name)
+    one, other = (load(tmp_path / name / "checkpoint.pt") for name in "ab")
+    assert all(same(one[part], other[part]) for part in ("net", "optimizer"))
+    assert rows(tmp_path / "a") == rows(tmp_path / "b") != []
+    [(sample, games)] = played
+    assert not sample and all(score == 0 and 9 < length < 26 for score, length in games)
+    [event] = events(tmp_path / "b")["eval_score"]
+    assert (event.step, event.value) == (128, 1)
+    assert "eval_score" not in events(tmp_path / "a")
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_a_sentence(tmp_path, monkeypatch):
@@ -554,6 +663,24 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_a_sentence(tmp_path, monke
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
 
 
-def test_seeds_differ_with_each_of_their_numbers():
-    seeds = {ppo_atari.derive_seed(a, b) for a in range(20) for b in range(20)}
-    assert len(seeds) == 400 and all(0 <= seed < 2**31 for seed in seeds)
+@each_script
+def test_seeds_differ_with_each_of_their_numbers(script):
+    seeds = {script.derive_seed(a, b) for a in range(20) for b in range(20)}
+    assert len(seeds) == 400 and all(type(seed) is int and 0 <= seed < 2**31 for seed in seeds)
+
+
+@each_script
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_check_finite(bad, script):
+    script.check_finite(one=1.5, two=np.ones((2, 3)), three=torch.zeros(4))
+    for value in (bad, np.array([[0, bad]]), torch.tensor([1.0, bad])):
+        with pytest.raises(FloatingPointError, match=f"^two is {bad}$"):
+            script.check_finite(one=1.5, two=value)
+
+
+@each_script
+def test_steps_may_be_floats(script):
+    args = script.Args(total_steps=1e6, eval_every=2.5e4)
+    assert (args.total_steps, args.eval_every) == (1_000_000, 25_000)
+    assert type(args.total_steps) is type(args.eval_every) is int
+    assert args.num_iterations == 1_000_000 // args.batch_size

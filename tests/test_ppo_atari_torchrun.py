@@ -22,7 +22,7 @@ settings, train, update = ppo_atari.game_settings, ppo_atari.train, ppo_atari.up
 short = {"max_num_frames_per_episode": 80}
 ppo_atari.game_settings = lambda env_id: settings(env_id) | short
 reset, log, save, ppo_loss = Games.reset, Run.log, Run.save, ppo_atari.ppo_loss
-told = {"sizes": [], "stats": []}
+on_signal, told, signals = Run.on_signal, {"sizes": [], "stats": []}, []
 
 def gradient(net, batch, part):
     net.zero_grad()
@@ -46,7 +46,7 @@ def compare_and_train(args, checkpoint):
     ppo_atari.average(mean)
     told["errors"] = [((x - of_all).norm() / of_all.norm()).item() for x in (flat(mean), own)]
     told["gathered"] = ppo_atari.gather([(5 - RANK, RANK, 3), (7, RANK, 4)], 3 * RANK)
-    train(args, checkpoint)
+    return train(args, checkpoint)
 
 def tell_reset(games, seed):
     told["seed"], told["games"] = (seed, torch.initial_seed()), len(games.frames)
@@ -65,9 +65,14 @@ def interrupted_update(*args):
 
 def late_save(run):  # process 1 leaves first, and torchrun sends SIGTERM to process 0
     end = time.time() + 20
-    while RANK == 0 and not run.stop and time.time() < end:
+    while RANK == 0 and not signals:
+        assert time.time() < end
         time.sleep(0.05)
     save(run)
+
+def tell_signal(run, *args):
+    signals.append(args)
+    on_signal(run, *args)
 
 def tell_log(run, episodes, stats):
     stop = log(run, episodes, stats)
@@ -77,7 +82,7 @@ def tell_log(run, episodes, stats):
 
 ppo_atari.train, ppo_atari.update, ppo_atari.ppo_loss = (
     compare_and_train, interrupted_update, tell_loss)
-Games.reset, Run.log, Run.save = tell_reset, tell_log, late_save
+Games.reset, Run.log, Run.save, Run.on_signal = tell_reset, tell_log, late_save, tell_signal
 ppo_atari.main(flags)
 """
 FLAGS = ("--network paper --num-envs 4 --num-steps 16 --minibatch-size 32 --num-epochs 2 "
@@ -99,7 +104,7 @@ def test_two_processes_have_one_network_and_games_of_their_own(tmp_path):
     one, two = [load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
     for mean_error, own_error in (one["errors"], two["errors"]):
         assert mean_error < 1e-5 and own_error > 0.1
-    gathered = [(4, 1, 3), (5, 0, 3), (7, 0, 4), (7, 1, 4)], 3
+    gathered = [(4, 1, 3), (5, 0, 3), (7, 0, 4), (7, 1, 4)], True
     assert one["gathered"] == two["gathered"] == gathered
 
     assert all(torch.equal(x, two["net"][name]) for name, x in one["net"].items())
@@ -120,12 +125,19 @@ def test_two_processes_have_one_network_and_games_of_their_own(tmp_path):
     assert one["dir"] == str(run_dir) and not os.path.exists(two["dir"])
 
 
-@pytest.mark.parametrize("flags", [
-    "--num-envs 8 --minibatch-size 192 --num-steps 96", "--num-envs 6 --minibatch-size 256",
-    "--num-envs 6 --minibatch-size 3",
+@pytest.mark.parametrize("flags, words", [
+    ("--num-envs 8 --minibatch-size 192 --num-steps 96", "multiples of 3 processes"),
+    ("--num-envs 6 --minibatch-size 256", "multiples of 3 processes"),
+    ("--num-envs 6 --minibatch-size 3", "--minibatch-size 3: need a number from 6"),
+    ("--num-envs 9 --minibatch-size 288", None),
 ])  # fmt: skip
-def test_what_does_not_divide_is_refused(flags, monkeypatch):
+def test_what_does_not_divide_is_refused(flags, words, monkeypatch, capsys):
     """Nor may a process have a single sample to standardise."""
     monkeypatch.setattr(ppo_atari, "WORLD_SIZE", 3)
-    with pytest.raises(SystemExit, match="3 processes"):
-        ppo_atari.main(flags.split())
+    if words is None:
+        assert ppo_atari.parse_args(flags.split())[0].num_envs == 9
+    else:
+        with pytest.raises(SystemExit) as leaving:
+            ppo_atari.main(flags.split())
+        err = " ".join(capsys.readouterr().err.replace("│", " ").split())
+        assert leaving.value.code == 2 and words in err

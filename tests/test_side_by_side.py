@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import side_by_side
 import torch
@@ -70,46 +71,61 @@ def test_each_row_shows_the_lines_of_its_equation(script):
     ("ppo_continuous", "eq-7", "torch.min("),
     ("ppo_continuous", "eq-8", "- beta * kl"),
     ("ppo_continuous", "sec-4", "kl_target / 1.5"),
-    ("trpo_continuous", "line-search", "kl <= max_kl"),
+    ("ppo_continuous", "act", "net.actor(net.normalise("),
+    ("trpo_continuous", "line-search", "kl <= args.max_kl"),
 ])  # fmt: skip
 def test_an_equation_stands_beside_its_code(script, equation, text):
     assert text in plain(ROWS[f"{script}-{equation}"])
 
 
-def run(script, folder, **settings):
-    """Train for one iteration. Returns {(function, name): shape} of its tensors, and the lengths
-    that shapes on the page are written with."""
+def test_equation_7_is_marked_as_the_code_computes_it():
+    """min(surrogate, clipped · Â); L^CLIP stands on the left alone."""
+    row = ROWS["ppo_continuous-eq-7"]
+    names = {symbol: re.findall("<code>(.*?)</code>", key) for symbol, key in
+             re.findall('<button type="button" data-s="(.*?)">(.*?)</button>', row)}  # fmt: skip
+    marks = re.findall('data-s="(.*?)"', row[: row.index('<ul class="keys">')])
+    assert [name for symbol in marks for name in names[symbol]] == [
+        "l_policy", "surrogate", "ratio", "advantages",
+        "clipped", "ratio", "clip_eps", "clip_eps", "advantages",
+    ]  # fmt: skip
+
+
+def run(script, folder, *variants):
+    """Train for one iteration with each of some settings. Returns {(function, name): shape} of
+    tensors and arrays, and the lengths that shapes on the page are written with."""
     seen, file = {}, script.__file__
 
     def trace(frame, event, _):
         if frame.f_code.co_filename != file:
             return None
+        frame.f_trace_lines = False
         if event == "return":
             found = dict(frame.f_locals)
             for x in (found.get("batch", {}), found.get("samples", {})):
                 found |= x if isinstance(x, dict) else vars(x)
             for name, x in found.items():
-                if isinstance(x, torch.Tensor):
+                if isinstance(x, torch.Tensor | np.ndarray):
                     seen.setdefault((frame.f_code.co_name, name), tuple(x.shape))
         return trace
 
-    args = script.Args(num_steps=8, num_envs=3, total_steps=24, minibatch_size=6, num_epochs=1,
-                       run_dir=str(folder / "run"), **settings)  # fmt: skip
-    sys.settrace(trace)
-    try:
-        script.train(args)
-    finally:
-        sys.settrace(None)
+    for k, settings in enumerate(variants):
+        args = script.Args(num_steps=8, num_envs=3, total_steps=24, minibatch_size=6, num_epochs=1,
+                           run_dir=str(folder / str(k)), **settings)  # fmt: skip
+        sys.settrace(trace)
+        try:
+            script.train(args)
+        finally:
+            sys.settrace(None)
     return seen, {"T": 8, "N": 3, "M": 6, "T·N": 24, "observation size": 4, "parameters": 2}
 
 
-@pytest.mark.parametrize("script, settings", [
-    (ppo_atari, {"threads": 1, "compile": False}),
-    (ppo_continuous, {"env_id": "CartPole-v1", "compile": False, "objective": "kl-fixed"}),
-    (trpo_continuous, {"env_id": "CartPole-v1"}),
+@pytest.mark.parametrize("script, variants", [
+    (ppo_atari, [{"threads": 1}]),
+    (ppo_continuous, [{"objective": "clip"}, {"objective": "kl-fixed"}]),
+    (trpo_continuous, [{}]),
 ], ids=side_by_side.VIEWS)  # fmt: skip
-def test_shapes_are_those_of_a_run(script, settings, tmp_path):
-    seen, lengths = run(script, tmp_path, **settings)
+def test_shapes_are_those_of_a_run(script, variants, tmp_path):
+    seen, lengths = run(script, tmp_path, *variants)
     lengths |= {"84": 84, "4": 4, "actions": 4, "W": seen.get(("trust_region_step", "g"), [0])[0]}
     checked = set()
     for key in (key for key in ROWS if key.startswith(script.__name__)):
@@ -118,8 +134,6 @@ def test_shapes_are_those_of_a_run(script, settings, tmp_path):
                             re.S)  # fmt: skip
         for name, shape in re.findall(r"<code>(\w+)</code> \((.*?)\)", buttons):
             place = next(place for place, code in places if f">{name}<" in code)
-            if name == "l_policy":  # then its mean
-                continue
             shapes = {seen[of, local] for of, local in seen if local == name and of == place}
             shapes = shapes or {x for (_, local), x in seen.items() if local == name}
             parts = shape.replace(", ", ",").strip(",").split(",")
@@ -135,10 +149,10 @@ def test_the_difference_is_the_update():
     view = PAGE[PAGE.index('id="difference"') : PAGE.index("</main>")]
     lines = [(css, plain(line)) for css, _, line in re.findall(LINE, view, re.S)]
     changed = " ".join(line for css, line in lines if "changed" in css)
-    assert all(text in changed for text in ("= update(", "anneal(", "penalty.adapt"))
+    assert all(text in changed for text in ("= update(", "anneal(", "adapt_beta("))
     assert not any(text in changed for text in ("rollout(", "scale_rewards(", "run.log("))
     shown = " ".join(line for _, line in lines)
-    for text in ("torch.min(", "fisher_vector_product(", "kl <= max_kl", "optimizer.step()"):
+    for text in ("torch.min(", "fisher_vector_product(", "kl <= args.max_kl", "optimizer.step()"):
         assert text in shown
     same = view[view.rindex("The same in both") :]
     assert "<code>gae</code>" in same and "<code>rollout</code>" in same
@@ -167,7 +181,7 @@ def test_what_is_not_in_the_paper_has_an_edge():
     ("ppo_atari-epochs", "grad_norm = ", "optimizer.step()"),
     ("ppo_continuous-ppo-algorithm", "= anneal(", "episodes = rollout("),
     ("trpo_continuous-cg", "if not curvature > 0", "x += alpha * p"),
-    ("trpo_continuous-line-search", "in range(num_tries)", "fraction *="),
+    ("trpo_continuous-line-search", "in range(args.line_search_steps)", "fraction *="),
 ])  # fmt: skip
 def test_the_edge_is_on_the_step_alone(row, edged, plain_line):
     lines = [(css, plain(line)) for css, _, line in re.findall(LINE, ROWS[row], re.S)]
@@ -184,7 +198,7 @@ def test_a_line_that_is_gone_stops_the_drawing():
 
 def test_links_get_the_lines_of_the_names_in_them():
     lines = (ROOT / "ppo_continuous.py").read_text().splitlines()
-    for name, text in (("train", "def train(args, "), ("Penalty.adapt", "    def adapt(self, ")):
+    for name, text in (("train", "def train(args, "), ("Run.log", "    def log(self, ")):
         new = side_by_side.renew(f"see [`{name}`](ppo_continuous.py#L1), [1](x.md#L1)")
         [number] = re.findall(r"^see \[.*\]\(ppo_continuous.py#L(\d+)\), \[1\]\(x.md#L1\)$", new)
         assert lines[int(number) - 1].startswith(text)

@@ -1,12 +1,13 @@
 """The parts of trpo_continuous.py against independent references: the explicit Fisher matrix,
 torch.linalg, torch.distributions, a dense trust region step, and probe tasks with a known answer.
-What it shares with ppo_continuous.py, letter for letter, is tested with that one."""
+What it shares with ppo_continuous.py is tested in test_ppo_continuous.py, for both."""
 
 import copy
 import functools
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import probes
 import pytest
 import torch
@@ -159,7 +160,7 @@ def test_conjugate_gradient_stays_finite_without_a_positive_definite_matrix(diag
 class Planted:
     """A line search along a step, whose measure answers what it is told; what it was asked at."""
 
-    def __init__(self, *answers):
+    def __init__(self, *answers, expected=2.0, **own):
         torch.manual_seed(0)
         weights = [torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 2), (4,))]
         now = lambda: parameters_to_vector(weights).detach().clone()
@@ -169,7 +170,8 @@ class Planted:
             self.seen.append(now())
             return answers[len(self.seen) - 1]
 
-        self.result = line_search(measure, weights, self.step, 0.01, 5, 0.8)
+        args = settings(max_kl=0.01, line_search_steps=5, backtrack_coef=0.8, **own)
+        self.result = line_search(measure, weights, self.step, expected, args)
         self.new = now()
 
 
@@ -189,6 +191,14 @@ def test_line_search_takes_the_first_success_or_changes_no_bit(improvement, kl):
     assert Planted((1e-9, 0.01)).result == (1.0, 1e-9, 0.01)
 
 
+def test_accept_ratio_is_the_least_share_of_the_expected_improvement():
+    """A tenth of 2 is 0.2, of 0.8 of the step 0.16, of 0.64 of it 0.128."""
+    answers = [(0.2, 0.01), (0.159, 0.01), (0.13, 0.01)]
+    assert Planted(*answers, accept_ratio=0.1).result == (pytest.approx(0.64), 0.13, 0.01)
+    assert Planted((0.201, 0.01), accept_ratio=0.1).result == (1.0, 0.201, 0.01)
+    assert Planted(*[(9.0, 0.01)] * 5, expected=math.inf, accept_ratio=0.1).result[0] == 0
+
+
 # -------------------------------------------------------------------------- Trust region step
 
 
@@ -206,7 +216,8 @@ def dense_step(net, batch, args):
     for k in range(args.line_search_steps):
         fraction = args.backtrack_coef**k
         theta = old + fraction * beta * s
-        worse = reference_surrogate(net, theta, batch) <= l_old
+        enough = args.accept_ratio * fraction * beta * (g @ s)
+        worse = reference_surrogate(net, theta, batch) - l_old <= enough
         far = reference_kl(net, old, theta, batch.obs) > args.max_kl
         if not worse and not far:
             return theta, fraction, fraction * beta * (g @ s), g, reasons
@@ -215,8 +226,10 @@ def dense_step(net, batch, args):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("max_kl, tries, coef", [(0.01, 10, 0.8), (0.3, 10, 0.8), (3.0, 3, 0.7)])
-def test_the_step_is_the_dense_one(kind, max_kl, tries, coef, monkeypatch):
+@pytest.mark.parametrize("max_kl, tries, coef, ratio", [
+    (0.01, 10, 0.8, 0.0), (0.3, 10, 0.8, 0.0), (3.0, 3, 0.7, 0.0), (0.1, 10, 0.8, 0.9),
+])  # fmt: skip
+def test_the_step_is_the_dense_one(kind, max_kl, tries, coef, ratio, monkeypatch):
     """And it moves the policy alone."""
     exact = functools.partial(conjugate_gradient, tolerance=1e-26)
     monkeypatch.setattr(trpo_continuous, "conjugate_gradient", exact)
@@ -224,8 +237,9 @@ def test_the_step_is_the_dense_one(kind, max_kl, tries, coef, monkeypatch):
     for seed in range(6):
         net = small_net(kind, seed)
         batch, old, before = random_batch(net, 20, seed), theta_of(net), state(net)
-        args = settings(max_kl=max_kl, cg_iters=200, cg_damping=(0.1, 0.001)[seed % 2],
-                        line_search_steps=tries, backtrack_coef=coef)  # fmt: skip
+        args = settings(max_kl=max_kl, accept_ratio=ratio, line_search_steps=tries,
+                        backtrack_coef=coef, cg_iters=200,
+                        cg_damping=(0.1, 0.001)[seed % 2])  # fmt: skip
         theta, fraction, first_order, g, why = dense_step(net, batch, args)
         gain = reference_surrogate(net, theta, batch) - reference_surrogate(net, old, batch)
         kl = reference_kl(net, old, theta, batch.obs)
@@ -241,6 +255,7 @@ def test_the_step_is_the_dense_one(kind, max_kl, tries, coef, monkeypatch):
         reasons |= {*why, "done" if fraction else "failed"}
     assert "done" in reasons and (max_kl == 0.01 or {"far", "worsefar"} & reasons)
     assert max_kl < 3 or "failed" in reasons
+    assert not ratio or "worse" in reasons
 
 
 @pytest.mark.parametrize("actions, fraction", [([0.0] * 4, 0.8), ([2.0, -2.0] * 2, 1.0)])
@@ -337,21 +352,20 @@ def test_the_critic_takes_a_step_of_adam_on_each_minibatch():
 
 
 class Iteration:
-    """A task, a network and a batch; `collect` fills it, as `train` does."""
+    """A task, a network and a batch; `collect` makes a new one, as `train` does."""
 
     def __init__(self, env_id, **own):
         self.args = settings(env_id=env_id, **own)
         torch.manual_seed(0)
-        self.envs = trpo_continuous.make_envs(self.args)
-        spaces = self.envs.single_observation_space, self.envs.single_action_space
+        self.envs = [trpo_continuous.make_env(self.args) for _ in range(4)]
+        spaces = self.envs[0].observation_space, self.envs[0].action_space
         self.net = ActorCritic(*spaces, self.args)
         self.optimizer = torch.optim.Adam(self.net.critic.parameters(), self.args.learning_rate)
-        self.batch = trpo_continuous.make_batch(32, self.envs)
-        self.batch.raw_obs[-1] = torch.from_numpy(self.envs.reset(seed=1)[0])
+        self.obs = np.stack([env.reset(seed=1 + n)[0] for n, env in enumerate(self.envs)])
         self.collect()
 
     def collect(self):
-        trpo_continuous.rollout(self.envs, self.net, self.batch)
+        self.batch, self.obs, _ = trpo_continuous.rollout(self.envs, self.obs, self.net, 32)
         trpo_continuous.estimate_advantages(self.batch, self.args.gamma, self.args.gae_lambda)
 
     def update(self):

@@ -85,7 +85,9 @@ def ours(command, env_id, args):
     script = importlib.import_module(Path(name).stem)
     flags += ["--env-id", env_id, "--threads", str(args.threads), "--total-steps", str(args.steps)]
     flags += ["--cuda"] * args.cuda
-    simulator = script.Games if name == "ppo_atari.py" else script.SyncVectorEnv
+    # what `rollout` steps: all games at once, or one environment, here its outermost wrapper
+    games = name == "ppo_atari.py"
+    simulator = script.Games if games else script.wrappers.RecordEpisodeStatistics
     parts = {"rollout": script, "step": simulator, "update": script}
     with tempfile.TemporaryDirectory() as folder:
         return clock(parts, lambda: script.main([*flags, "--run-dir", f"{folder}/run"]))
@@ -113,15 +115,23 @@ def peer(name, env_id, args):
 
 def alone(name, env_id, args):
     """Run the simulator alone, as our scripts use it."""
-    from ppo_atari import Games, gym
+    if games := env_id == "BreakoutNoFrameskip-v4":
+        from ppo_atari import Games
 
-    games = env_id == "BreakoutNoFrameskip-v4"
-    env = Games(env_id, args.num_envs, args.threads).envs if games else gym.make(env_id).unwrapped
-    env.reset(seed=1)
-    actions = [env.action_space.sample() for _ in range(100)]
+        envs = [Games(env_id, args.num_envs, args.threads).envs]
+    else:
+        from ppo_continuous import Args, make_env
+
+        envs = [make_env(Args(env_id=env_id)) for _ in range(args.num_envs)]
+    for env in envs:
+        env.reset(seed=1)
+    actions = [envs[0].action_space.sample() for _ in range(100)]
     start = time.perf_counter()
     for t in range(args.iterations * args.num_steps):
-        env.step(actions[t % 100])
+        for env in envs:
+            _, _, terminated, truncated, _ = env.step(actions[t % 100])
+            if not games and (terminated or truncated):  # the games start anew by themselves
+                env.reset()
     seconds = time.perf_counter() - start
     return dict(zip(PARTS, (seconds, 0, 0, seconds), strict=True))
 
