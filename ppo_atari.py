@@ -40,7 +40,7 @@ from types import SimpleNamespace
 from typing import Literal
 
 # torchrun starts several processes. This one's number, its number on this machine, and how many:
-torchrun = os.environ if "TORCHELASTIC_RUN_ID" in os.environ else {}  # clusters leave a RANK behind
+torchrun = os.environ if "TORCHELASTIC_RUN_ID" in os.environ else {}  # a cluster may set RANK
 RANK, LOCAL_RANK = int(torchrun.get("RANK", 0)), int(torchrun.get("LOCAL_RANK", 0))
 WORLD_SIZE = int(torchrun.get("WORLD_SIZE", 1))
 
@@ -102,8 +102,8 @@ class Args:
     compile: bool | None = None  # use torch.compile; if not given: in long runs with --cuda
     threads: int = torch.get_num_threads()  # threads of the emulators and of torch
     run_dir: str = ""  # a new or empty directory for the records; if not given: one in runs/
-    goal_score: float | None = None  # stop when the last 100 games average this score
-    eval_every: float = 0  # play and log --episodes without noise every so many steps; 0: never
+    goal_score: float | None = None  # stop once the last 100 games average this or more
+    eval_every: float = 0  # every so many steps play --episodes, deterministic, log the score
     resume: str = ""  # directory of a run: go on with it, with its settings
     evaluate: str = ""  # directory of a run (its best.pt), or a .pt file: play it, do not train
     episodes: int = 10  # with --evaluate, --eval-every: number of games
@@ -121,7 +121,7 @@ class Args:
 def check(args):
     """Raise ValueError if a setting is out of its range, or if settings do not go together."""
     for field in fields(args):
-        counts = {"seed": 0, "minibatch_size": 2 * WORLD_SIZE}  # from 1 on, the others
+        counts = {"seed": 0, "minibatch_size": 2 * WORLD_SIZE}  # the others: 1
         low = counts.get(field.name, 1) if field.type is int else 0
         high = 1 if field.name in ("gamma", "gae_lambda") else inf
         flag, value = "--" + field.name.replace("_", "-"), getattr(args, field.name)
@@ -143,8 +143,7 @@ def check(args):
 def train(args, checkpoint=None):
     """Algorithm 1. `checkpoint`: what a run to be resumed has saved. Returns the finished Run."""
     device = choose_device(args)
-    args = replace(args, compile=choose_compile(args))
-    act_fn, loss_fn = compile_both(args.cuda) if args.compile else (act, ppo_loss)
+    act_fn, loss_fn = compile_both(args.cuda) if choose_compile(args) else (act, ppo_loss)
     torch.manual_seed(args.seed)
     with ExitStack() as stack:  # what is open in it is closed in the end, or after an error
         games = Games(args.env_id, args.num_envs // WORLD_SIZE, args.threads, pin_memory=args.cuda)
@@ -239,15 +238,15 @@ def act(net, frames):
 def rollout(games, net, act_fn, num_steps):
     """Run π_θold for T timesteps in N games.
 
-    act_fn: `act`, or the same faster; after a lost life `Games` presses FIRE instead. Returns the
-    batch of T × N samples, and (t, score, length) of each game that ended at step
-    t = 0, ..., T - 1.
+    act_fn: `act`, or its compiled version; after a lost life `Games` presses FIRE instead of the
+    sampled action. Returns the batch of T × N samples, and (t, score, length) of each game that
+    ended at step t = 0, ..., T - 1.
     """
     shape, device = (num_steps, len(games.frames)), next(net.parameters()).device
     batch = SimpleNamespace(
         # (T, N, 4, 84, 84); channels are last in memory, which makes convolutions fastest
         frames=torch.empty(*shape, 84, 84, STACK, dtype=torch.uint8, device=device).movedim(-1, 2),
-        actions=torch.empty(shape, dtype=torch.int64, device=device),  # (T, N), as the rest
+        actions=torch.empty(shape, dtype=torch.int64, device=device),  # (T, N), like all below
         log_probs=torch.empty(shape, device=device),  # log π_θold(a_t|s_t)
         # on the CPU, where `gae` is fastest:
         fired=torch.empty(shape),  # 1 where `Games` pressed FIRE, not the policy
@@ -265,7 +264,8 @@ def rollout(games, net, act_fn, num_steps):
         batch.rewards[t] = torch.from_numpy(rewards).sign()  # not in the paper: [Mni+15]'s clipping
         batch.terminated[t] = torch.from_numpy(terminated)
         episodes += [(t, *episode) for episode in finished]
-    # V(s_T) by act_fn: it is fast, and its action is not used
+    # V(s_T), by act_fn since it is fast. After a game's end V(s_{t+1}) is the next game's: `gae`
+    # does not use it
     frames = games.frames.to(device, memory_format=torch.channels_last)
     values[num_steps] = act_fn(net, frames)[2]
     values = values.cpu()
@@ -297,7 +297,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
 
 def estimate_advantages(batch, gamma, gae_lambda):
     """Add a rollout's advantages Â_t and value targets V^targ_t, both (T, N), to the batch."""
-    truncated = torch.zeros_like(batch.terminated)  # none: after 27,000 steps a game counts as over
+    truncated = torch.zeros_like(batch.terminated)  # a game cut off at 27,000 steps counts as over
     batch.advantages = gae(batch.rewards, batch.values, batch.next_values, batch.terminated,
                            truncated, gamma, gae_lambda)  # fmt: skip
     batch.targets = batch.advantages + batch.values  # V^targ; the PPO paper leaves it open
@@ -345,7 +345,7 @@ def ppo_loss(net, frames, actions, log_probs, values, advantages, targets, clip_
 
 
 def anneal(args, iteration):
-    """Table 5's step size and clipping ε in iteration 0, 1, ...; α falls from 1 to 0."""
+    """Table 5's step size and clipping ε in iteration 0, 1, ...; α falls from 1 towards 0."""
     alpha = 1 - iteration / args.num_iterations
     learning_rate = args.learning_rate * (1 if args.anneal == "none" else alpha)
     return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
@@ -354,8 +354,8 @@ def anneal(args, iteration):
 def update(loss_fn, net, optimizer, batch, learning_rate, clip_eps, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    loss_fn: `ppo_loss`, or the same faster. Returns scalars to log, among them the statistics of
-    `ppo_loss`, averaged over the minibatches. Raises FloatingPointError if one is not finite.
+    loss_fn: `ppo_loss`, or its compiled version. Returns scalars to log, among them the statistics
+    of `ppo_loss`, averaged over the minibatches. Raises FloatingPointError if one is not finite.
     """
     device = batch.frames.device
     names = ("frames", "actions", "log_probs", "values", "advantages", "targets")
@@ -387,7 +387,7 @@ def update(loss_fn, net, optimizer, batch, learning_rate, clip_eps, args):
                     "clip_eps": clip_eps, "epochs": args.num_epochs}  # fmt: skip
 
 
-# ============ The paper's part ends here. What follows runs the environments and keeps records.
+# ============ The paper's part ends here. What follows is speed, environments and records.
 
 # --------------------------------------------------------------------------------------- Speed
 
@@ -407,7 +407,7 @@ def compile_both(cuda):
 
 
 def choose_compile(args):
-    """Whether to compile: as told, or else in long runs on a GPU, where torch can."""
+    """Whether to compile: as the flag says; without it, in long runs on a GPU, if torch can."""
     if not (args.cuda and args.total_steps >= 500_000 if args.compile is None else args.compile):
         return False
     try:
@@ -541,13 +541,11 @@ class Run:
         self.iteration = self.step // args.batch_size
         self.seed = derive_seed(args.seed, self.iteration)  # a resumed run plays other episodes
 
-        name = f"{Path(SCRIPT).stem}-{args.env_id}-seed{args.seed}".replace("/", "-")
-        name = datetime.now().strftime(f"runs/{name.replace(':', '-')}-%Y%m%d-%H%M%S-%f")
-        self.dir = Path(args.run_dir or name)
-        sha256 = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+        name = f"{SCRIPT[:-3]}-{args.env_id}-seed{args.seed}-{datetime.now():%Y%m%d-%H%M%S-%f}"
+        self.dir = Path(args.run_dir or "runs/" + name.replace("/", "-").replace(":", "-"))
+        sha = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
         versions = {n: sys.modules[n].__version__ for n in LIBRARIES if n in sys.modules}
-        config = {"script": SCRIPT, "sha256": sha256, "versions": versions}
-        config["settings"] = asdict(args)
+        config = {"script": SCRIPT, "sha256": sha, "versions": versions, "settings": asdict(args)}
         try:
             self.dir.mkdir(parents=True, exist_ok=True)
             resumed = checkpoint and checkpoint["settings"]["run_dir"] == args.run_dir
@@ -570,14 +568,13 @@ class Run:
         with suppress(AttributeError, ValueError):  # Windows lacks the last two, threads have none
             for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"):
                 number = getattr(signal, name)
-                self.handlers[number] = signal.signal(number, self.on_signal)
+                if name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                    self.handlers[number] = signal.signal(number, self.on_signal)
 
     def on_signal(self, number, frame):
         """Ask the run to stop after this iteration; a second Ctrl-C ends it at once."""
         if self.stop and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.handlers[number] == signal.SIG_IGN and number != signal.SIGINT:  # SIGHUP and nohup
-            return
         self.stop = True
         with suppress(OSError):  # nobody may be there to read it
             os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once, unsaved\n")
@@ -598,8 +595,8 @@ class Run:
         self.step += args.batch_size
         stats |= {"score": self.score, "steps_per_second": args.batch_size / (now - self.last_log)}
         if args.eval_every and self.step % args.eval_every < args.batch_size:
-            games = play(self.learned["net"], make_env(args), args, sample=False)
-            stats["eval_score"] = float(np.mean([score for score, _ in games]))
+            played = play(self.learned["net"], make_env(args), args, sample=False)
+            stats["eval_score"] = float(np.mean([score for score, _ in played]))
         for name, value in stats.items():
             self.tensorboard.add_scalar(name, value, self.step)
         text = f"score {self.score:.5g}, episode {len(self.episodes)}"
@@ -612,12 +609,13 @@ class Run:
             self.write("best.pt")
         if self.last_log - self.last_save > 60:
             self.save()
-        goal = inf if args.goal_score is None else args.goal_score
-        return self.stop or enough and self.score >= goal
+        return self.stop or enough and args.goal_score is not None and self.score >= args.goal_score
 
     def save(self):
         """Write checkpoint.pt, episodes.csv and learning_curve.png."""
-        self.write("checkpoint.pt")
+        state = {name: part.state_dict() for name, part in self.learned.items()}
+        self.write("checkpoint.pt", **state, episodes=self.episodes, stats=self.stats,
+                   seconds=time.monotonic() - self.started)  # fmt: skip
         rows = [("step", "return", "length", "seconds"), *self.episodes]
         (self.dir / "episodes.csv").write_text("".join(",".join(map(str, r)) + "\n" for r in rows))
         try:
@@ -626,16 +624,12 @@ class Run:
             print(f"learning_curve.png: cannot be drawn ({type(e).__name__})", flush=True)
         self.last_save = time.monotonic()
 
-    def write(self, name):
-        """Write checkpoint.pt, or best.pt, which can only be played. Both are plain data, and a
-        kill at any moment leaves the old file whole."""
+    def write(self, name, **more):
+        """Write plain data: best.pt, or with `more` checkpoint.pt. A kill at any moment leaves the
+        old file whole."""
         state = {"script": SCRIPT, "settings": asdict(self.args), "step": self.step,
                  "best": self.best, "net": self.learned["net"].state_dict()}  # fmt: skip
-        if name == "checkpoint.pt":
-            state |= {name: part.state_dict() for name, part in self.learned.items()}
-            state |= {"episodes": self.episodes, "stats": self.stats,
-                      "seconds": time.monotonic() - self.started}  # fmt: skip
-        torch.save(state, self.dir / "new.pt")
+        torch.save(state | more, self.dir / "new.pt")
         os.replace(self.dir / "new.pt", self.dir / name)
 
     def draw(self):
@@ -760,9 +754,8 @@ def parse_args(argv=()):
     checkpoint = load_checkpoint(Path(resume or evaluate), best=bool(evaluate))
     if resume and (evaluate or "episodes" not in checkpoint):
         sys.exit(f"--resume {resume}: need the directory of a run, and no --evaluate")
-    names = {field.name for field in fields(Args)}  # an older version may have had others
-    saved = Args(**{name: value for name, value in checkpoint["settings"].items()
-                    if name in names and value is not None})  # fmt: skip
+    old = checkpoint["settings"]  # an older version's may lack some, and have others
+    saved = Args(**{f.name: old[f.name] for f in fields(Args) if old.get(f.name) is not None})
     saved.cuda = saved.cuda and bool(resume)  # --evaluate plays on the CPU unless told to
     args = tyro.cli(Args, **style, default=saved)
     for name, value in asdict(saved).items():
@@ -773,7 +766,7 @@ def parse_args(argv=()):
 
 class Output:
     """Standard output or error that never stops a run. If its reader has gone (`| head -1`), it
-    goes on on standard error, and if that has gone, too, in silence."""
+    writes to standard error, and if that has gone, too, nowhere."""
 
     def __init__(self, stream):
         null = os.open(os.devnull, os.O_WRONLY)
@@ -842,7 +835,8 @@ def main(argv=()):
         if RANK > 0:  # only the records of process 0 are kept
             scratch, sys.stdout = tempfile.TemporaryDirectory(), open(os.devnull, "w")  # noqa: SIM115
             args = replace(args, run_dir=scratch.name, eval_every=0)
-        run = train(args, checkpoint)
+        if train(args, checkpoint).stop:
+            sys.exit(130)  # not 0, so that `a && b` stops, too
     except FloatingPointError as e:
         sys.exit(f"{SCRIPT}: stopped, {e}")
     except torch._dynamo.exc.TorchDynamoException as e:
@@ -853,8 +847,6 @@ def main(argv=()):
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
-    if run.stop:
-        sys.exit(130)  # not 0, so that `a && b` stops, too
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ The practical algorithm of Sec. 6, "single path", in our words               her
 
 The paper estimates the Q-values without a critic. Here, as is usual today, advantages take their
 place, estimated by GAE (arXiv 1506.02438) with a critic that is fitted after the policy's step.
-In place of exact Q-values, exact advantages change the surrogate only by a constant (Sec. 5). The
+Exact advantages in place of exact Q-values change the surrogate only by a constant (Sec. 5). The
 networks are those of the PPO paper (arXiv 1707.06347). Anything else that is not in the paper says
 so, mostly with the flag that turns it off, in brackets. "Vine", the paper's other way to collect
 samples, is left out. "Baselines" is OpenAI's trpo_mpi, "ppo2" its PPO.
@@ -68,10 +68,10 @@ class Args:
     cg_damping: float = 0.1  # not in the paper: added to A's diagonal (Baselines)
     line_search_steps: int = 10  # not in the paper: tries of the line search (Baselines)
     backtrack_coef: float = 0.8  # factor on β after a failed try (Spinning Up's value)
-    # not in the paper: least improvement, as a share of what g expects (Schulman's code: 0.1)
+    # not in the paper: least improvement, as a share of gᵀ(step) (Schulman's own code: 0.1)
     accept_ratio: float = 0.0
 
-    # The batch
+    # The batch; N, T, K and M are the PPO paper's letters
     num_envs: int = 1  # N, number of actors
     num_steps: int = 1024  # T, steps of each actor in a rollout (Baselines' value)
     gamma: float = 0.99  # γ, discount (the paper's value)
@@ -90,8 +90,8 @@ class Args:
     # The run
     threads: int = 1  # torch's threads; more than 1 slows down networks this small
     run_dir: str = ""  # a new or empty directory for the records; if not given: one in runs/
-    goal_score: float | None = None  # stop when the last 100 episodes average this score
-    eval_every: float = 0  # play and log --episodes without noise every so many steps; 0: never
+    goal_score: float | None = None  # stop once the last 100 episodes average this or more
+    eval_every: float = 0  # every so many steps play --episodes, deterministic, log the score
     resume: str = ""  # directory of a run: go on with it, with its settings
     evaluate: str = ""  # directory of a run (its best.pt), or a .pt file: play it, do not train
     episodes: int = 10  # with --evaluate, --eval-every: number of episodes
@@ -299,7 +299,7 @@ def rollout(envs, obs, net, num_steps):
     batch = SimpleNamespace(
         raw_obs=torch.from_numpy(raw_obs),  # (T, N, observation size)
         actions=torch.from_numpy(actions),  # (T, N[, action size])
-        rewards=torch.from_numpy(rewards),  # (T, N), as all that is not marked
+        rewards=torch.from_numpy(rewards),  # (T, N), like all below that say nothing else
         terminated=torch.from_numpy(terminated),  # 1 where the episode ended
         truncated=torch.from_numpy(truncated),  # 1 where a time limit cut it off
     )
@@ -351,9 +351,9 @@ def scale_rewards(batch, discounted, moments, gamma):
     """Divide a rollout's rewards by the std of all discounted returns so far; clip them at ±10.
 
     A discounted return looks back, as in ppo2: r_t + γ r_{t-1} + γ² r_{t-2} + ... within an
-    episode. discounted: (N,), that of the last step before the rollout; returns that of its last
-    step, 0 where the episode ended. Not in the paper: ppo2's scaling (--no-norm-reward), here once
-    a rollout, not at every step.
+    episode. discounted: (N,), the sums at the previous rollout's last step; returns those at this
+    one's, 0 where an episode has just ended. Not in the paper: ppo2's scaling (--no-norm-reward),
+    here once a rollout, not at every step.
     """
     rewards, returns = batch.rewards.numpy(), np.zeros(batch.rewards.shape)
     not_done = ((1 - batch.terminated) * (1 - batch.truncated)).numpy()
@@ -401,7 +401,7 @@ def conjugate_gradient(product, b, num_iters, tolerance=1e-10):
     """Solve A x = b for a positive definite A, given as product(y) = A y; App. C.
 
     Returns x and the norm of the residual b - A x. Stops once |b - A x|² ≤ tolerance · |b|².
-    p: the direction of an iteration's step; alpha: its length along p.
+    p: the direction of an iteration's step, which is alpha · p.
     """
     x = torch.zeros_like(b)
     residual, p = b.clone(), b.clone()
@@ -448,7 +448,7 @@ def trust_region_step(net, samples, args):
     """Maximise the surrogate in the trust region around θ_old (Eq. 14), moving θ.
 
     samples: obs (B, observation size), actions, π_θold's pi_old and log_probs, advantages.
-    Returns scalars to log; raises FloatingPointError, θ untouched, if g or A is not finite.
+    Returns scalars to log; raises FloatingPointError, θ unchanged, if g or sᵀAs is not finite.
     """
     weights = list(net.actor.parameters())
     if net.log_std is not None:
@@ -513,13 +513,13 @@ def update(net, optimizer, batch, args):
     return stats | {"explained_variance": 1 - unexplained.item()}
 
 
-# ============ The paper's part ends here. What follows runs the environments and keeps records.
+# ============ The paper's part ends here. What follows is speed, environments and records.
 
 # --------------------------------------------------------------------------------------- Speed
 
 
 def act_in_numpy(net):
-    """`act` with θ as it is now, on arrays: for one observation torch takes three times as long."""
+    """`act` on arrays, until θ changes: for one observation torch takes three times as long."""
     linear = [layer for layer in net.actor if isinstance(layer, nn.Linear)]
     *hidden, (head_weight, head_bias) = [(m.weight.T.numpy(), m.bias.numpy()) for m in linear]
     mean, std = net.obs_moments.mean.numpy(), net.obs_moments.std.numpy()
@@ -616,13 +616,11 @@ class Run:
         self.iteration = self.step // args.batch_size
         self.seed = derive_seed(args.seed, self.iteration)  # a resumed run plays other episodes
 
-        name = f"{Path(SCRIPT).stem}-{args.env_id}-seed{args.seed}".replace("/", "-")
-        name = datetime.now().strftime(f"runs/{name.replace(':', '-')}-%Y%m%d-%H%M%S-%f")
-        self.dir = Path(args.run_dir or name)
-        sha256 = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+        name = f"{SCRIPT[:-3]}-{args.env_id}-seed{args.seed}-{datetime.now():%Y%m%d-%H%M%S-%f}"
+        self.dir = Path(args.run_dir or "runs/" + name.replace("/", "-").replace(":", "-"))
+        sha = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
         versions = {n: sys.modules[n].__version__ for n in LIBRARIES if n in sys.modules}
-        config = {"script": SCRIPT, "sha256": sha256, "versions": versions}
-        config["settings"] = asdict(args)
+        config = {"script": SCRIPT, "sha256": sha, "versions": versions, "settings": asdict(args)}
         try:
             self.dir.mkdir(parents=True, exist_ok=True)
             resumed = checkpoint and checkpoint["settings"]["run_dir"] == args.run_dir
@@ -645,14 +643,13 @@ class Run:
         with suppress(AttributeError, ValueError):  # Windows lacks the last two, threads have none
             for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"):
                 number = getattr(signal, name)
-                self.handlers[number] = signal.signal(number, self.on_signal)
+                if name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                    self.handlers[number] = signal.signal(number, self.on_signal)
 
     def on_signal(self, number, frame):
         """Ask the run to stop after this iteration; a second Ctrl-C ends it at once."""
         if self.stop and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.handlers[number] == signal.SIG_IGN and number != signal.SIGINT:  # SIGHUP and nohup
-            return
         self.stop = True
         with suppress(OSError):  # nobody may be there to read it
             os.write(2, b"\nstopping after this iteration; Ctrl-C again stops at once, unsaved\n")
@@ -673,8 +670,8 @@ class Run:
         self.step += args.batch_size
         stats |= {"score": self.score, "steps_per_second": args.batch_size / (now - self.last_log)}
         if args.eval_every and self.step % args.eval_every < args.batch_size:
-            games = play(self.learned["net"], make_env(args), args, sample=False)
-            stats["eval_score"] = float(np.mean([score for score, _ in games]))
+            played = play(self.learned["net"], make_env(args), args, sample=False)
+            stats["eval_score"] = float(np.mean([score for score, _ in played]))
         for name, value in stats.items():
             self.tensorboard.add_scalar(name, value, self.step)
         text = f"score {self.score:.5g}, episode {len(self.episodes)}"
@@ -687,12 +684,13 @@ class Run:
             self.write("best.pt")
         if self.last_log - self.last_save > 60:
             self.save()
-        goal = inf if args.goal_score is None else args.goal_score
-        return self.stop or enough and self.score >= goal
+        return self.stop or enough and args.goal_score is not None and self.score >= args.goal_score
 
     def save(self):
         """Write checkpoint.pt, episodes.csv and learning_curve.png."""
-        self.write("checkpoint.pt")
+        state = {name: part.state_dict() for name, part in self.learned.items()}
+        self.write("checkpoint.pt", **state, episodes=self.episodes, stats=self.stats,
+                   seconds=time.monotonic() - self.started)  # fmt: skip
         rows = [("step", "return", "length", "seconds"), *self.episodes]
         (self.dir / "episodes.csv").write_text("".join(",".join(map(str, r)) + "\n" for r in rows))
         try:
@@ -701,16 +699,12 @@ class Run:
             print(f"learning_curve.png: cannot be drawn ({type(e).__name__})", flush=True)
         self.last_save = time.monotonic()
 
-    def write(self, name):
-        """Write checkpoint.pt, or best.pt, which can only be played. Both are plain data, and a
-        kill at any moment leaves the old file whole."""
+    def write(self, name, **more):
+        """Write plain data: best.pt, or with `more` checkpoint.pt. A kill at any moment leaves the
+        old file whole."""
         state = {"script": SCRIPT, "settings": asdict(self.args), "step": self.step,
                  "best": self.best, "net": self.learned["net"].state_dict()}  # fmt: skip
-        if name == "checkpoint.pt":
-            state |= {name: part.state_dict() for name, part in self.learned.items()}
-            state |= {"episodes": self.episodes, "stats": self.stats,
-                      "seconds": time.monotonic() - self.started}  # fmt: skip
-        torch.save(state, self.dir / "new.pt")
+        torch.save(state | more, self.dir / "new.pt")
         os.replace(self.dir / "new.pt", self.dir / name)
 
     def draw(self):
@@ -834,9 +828,8 @@ def parse_args(argv=()):
     checkpoint = load_checkpoint(Path(resume or evaluate), best=bool(evaluate))
     if resume and (evaluate or "episodes" not in checkpoint):
         sys.exit(f"--resume {resume}: need the directory of a run, and no --evaluate")
-    names = {field.name for field in fields(Args)}  # an older version may have had others
-    saved = Args(**{name: value for name, value in checkpoint["settings"].items()
-                    if name in names and value is not None})  # fmt: skip
+    old = checkpoint["settings"]  # an older version's may lack some, and have others
+    saved = Args(**{f.name: old[f.name] for f in fields(Args) if old.get(f.name) is not None})
     args = tyro.cli(Args, **style, default=saved)
     for name, value in asdict(saved).items():
         if resume and value != getattr(args, name) and name != "resume":
@@ -846,7 +839,7 @@ def parse_args(argv=()):
 
 class Output:
     """Standard output or error that never stops a run. If its reader has gone (`| head -1`), it
-    goes on on standard error, and if that has gone, too, in silence."""
+    writes to standard error, and if that has gone, too, nowhere."""
 
     def __init__(self, stream):
         null = os.open(os.devnull, os.O_WRONLY)
@@ -873,13 +866,12 @@ def main(argv=()):
     try:
         if args.evaluate:
             return evaluate(args, checkpoint)
-        run = train(args, checkpoint)
+        if train(args, checkpoint).stop:
+            sys.exit(130)  # not 0, so that `a && b` stops, too
     except FloatingPointError as e:
         sys.exit(f"{SCRIPT}: stopped, {e}")
     except KeyboardInterrupt:
         sys.exit(130)
-    if run.stop:
-        sys.exit(130)  # not 0, so that `a && b` stops, too
 
 
 if __name__ == "__main__":

@@ -50,6 +50,10 @@ import ppo_continuous
 import trpo_continuous
 
 each_script = pytest.mark.parametrize("script", SCRIPTS)
+# Run is one text in all three (test_copies.py), and games take longest
+each_script_once = pytest.mark.parametrize("script", [
+    pytest.param(ppo_atari, marks=pytest.mark.slow), ppo_continuous, trpo_continuous,
+])  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +329,7 @@ def test_a_run_saves_itself_once_a_minute(tmp_path, monkeypatch):
     assert [row[3] for row in load(tmp_path / "run" / "checkpoint.pt")["episodes"]][-1] == 75
 
 
-@each_script
+@each_script_once
 def test_a_resumed_run_begins_with_all_that_was_saved(script, tmp_path, monkeypatch):
     """A finished run has nothing to do: its network, moments, optimizer and the rest stay. Two
     copies, prolonged, learn the same."""
@@ -393,7 +397,7 @@ def test_a_fixed_beta_is_that_of_the_flag(tmp_path, monkeypatch):
     assert betas == [3, 3]
 
 
-@each_script
+@each_script_once
 def test_an_older_version_s_checkpoint_loads(script, finished, tmp_path):
     """Settings that are gone are dropped; new ones, and None, take their defaults."""
     saved = load(finished[script] / "checkpoint.pt")
@@ -835,7 +839,7 @@ class Cell(io.TextIOBase):
         self.text += text
 
 
-@each_script
+@each_script_once
 def test_a_script_runs_in_a_cell(script, tmp_path, monkeypatch):
     """As by %run."""
     cells, flags = [Cell(), Cell()], [*small(script, 1), "--run-dir", tmp_path / "run"]
@@ -858,7 +862,7 @@ def test_a_terminal_that_cannot_show_greek_gets_help(error, monkeypatch):
     assert not leaving.value.code and b"--max-kl" in terminal.buffer.getvalue()
 
 
-@each_script
+@each_script_once
 def test_train_works_in_a_thread_and_again(script, tmp_path, capsys, monkeypatch):
     """Twice within a second, each in a directory of its own."""
     monkeypatch.chdir(tmp_path)
