@@ -141,10 +141,12 @@ def check(args):
 
 
 def train(args, checkpoint=None):
-    """Algorithm 1. `checkpoint`: what a run to be resumed has saved. Returns the finished Run."""
+    """Algorithm 1. `checkpoint`: what a run to be resumed has saved. Returns the Run;
+    its `stop` tells whether a signal ended it early."""
     device = choose_device(args)
     act_fn, loss_fn = compile_both(args.cuda) if choose_compile(args) else (act, ppo_loss)
     torch.manual_seed(args.seed)
+    torch.set_num_threads(args.threads)
     with ExitStack() as stack:  # what is open in it is closed in the end, or after an error
         games = Games(args.env_id, args.num_envs // WORLD_SIZE, args.threads, pin_memory=args.cuda)
         stack.callback(games.envs.close)
@@ -714,6 +716,7 @@ def play(net, env, args, sample):
 def evaluate(args, checkpoint):
     """Play whole games with a saved policy. Returns the score of each."""
     torch.manual_seed(args.seed)
+    torch.set_num_threads(args.threads)
     display = any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")))
     if args.render and not display and sys.platform == "linux":
         sys.exit("--render: there is no display; --video records to a file")
@@ -825,7 +828,6 @@ def choose_device(args):
 def main(argv=()):
     """Train or evaluate; `argv`: the flags of the command line."""
     args, checkpoint = parse_args(argv)
-    torch.set_num_threads(args.threads)
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner
     try:
         if args.evaluate:

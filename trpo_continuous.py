@@ -136,8 +136,9 @@ TASKS = {  # defaults for tasks that the settings above do not solve, or solve s
 
 def train(args, checkpoint=None):
     """The practical algorithm of Sec. 6. `checkpoint`: what a run to be resumed has saved. Returns
-    the finished Run."""
+    the Run; its `stop` tells whether a signal ended it early."""
     torch.manual_seed(args.seed)
+    torch.set_num_threads(args.threads)
     with ExitStack() as stack:  # what is open in it is closed in the end, or after an error
         envs = [stack.enter_context(make_env(args)) for _ in range(args.num_envs)]
         net = ActorCritic(envs[0].observation_space, envs[0].action_space, args)
@@ -183,9 +184,10 @@ class ActorCritic(nn.Module):
         self.norm_obs = args.norm_obs
         if args.orthogonal:  # not in the paper: Baselines' initialisation (--no-orthogonal)
             for net, head_gain in ((self.actor, 0.01), (self.critic, 1.0)):
-                layer_init(net[0], gain=2**0.5)
-                layer_init(net[2], gain=2**0.5)
-                layer_init(net[4], head_gain)
+                *hidden, head = [layer for layer in net if isinstance(layer, nn.Linear)]
+                for layer in hidden:
+                    layer_init(layer, gain=2**0.5)
+                layer_init(head, head_gain)
 
     def normalise(self, raw_obs):
         """Raw observations as the networks take them, float32."""
@@ -284,7 +286,7 @@ def rollout(envs, obs, net, num_steps):
     actions = np.zeros((*shape, *envs[0].action_space.shape), np.int64 if net.discrete else "f4")
     rewards, terminated, truncated = np.zeros((3, *shape), "f4")
     noise = draw_noise(net, *shape).numpy()  # all of it at once, which is faster
-    act_fn = act_in_numpy(net)  # or, slower, partial(act, net)
+    act_fn = act_in_numpy(net)  # or, slower: lambda *args: act(net, *args)
     for t in range(num_steps):
         raw_obs[t] = obs
         actions[t] = act_fn(obs, noise[t])
@@ -535,9 +537,9 @@ def act_in_numpy(net):
         out = actor(raw_obs) + noise
         return out.argmax(-1) if net.discrete else out
 
-    obs = mean + std  # any would do
+    obs = mean + std * np.array([[1.0], [100.0]])  # of the second, all is clipped
     if not np.allclose(actor(obs), net.actor(net.normalise(torch.from_numpy(obs))), 1e-3, 1e-5):
-        raise RuntimeError("act_in_numpy differs from net.actor: change both, or use `act` instead")
+        raise RuntimeError("act_in_numpy is not net.actor: change both, or act_fn in `rollout`")
     return act_fn
 
 
@@ -786,6 +788,7 @@ def play(net, env, args, sample):
 def evaluate(args, checkpoint):
     """Play whole episodes with a saved policy. Returns the return of each."""
     torch.manual_seed(args.seed)
+    torch.set_num_threads(args.threads)
     if not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))):
         if args.render and sys.platform == "linux":
             sys.exit("--render: there is no display; --video records to a file")
@@ -862,7 +865,6 @@ class Output:
 def main(argv=()):
     """Train or evaluate; `argv`: the flags of the command line."""
     args, checkpoint = parse_args(argv)
-    torch.set_num_threads(args.threads)
     try:
         if args.evaluate:
             return evaluate(args, checkpoint)

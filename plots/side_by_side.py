@@ -224,7 +224,7 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
         ("ratio", ("ppo_loss", "pi, values =", " ratio =")),
         ("cpi", SURROGATE_LINE, ("ppo_loss", 'objective == "none"', "l_policy =")),
         ("eq-7", SURROGATE_LINE, ("ppo_loss", 'objective == "clip"', "torch.min(")),
-        ("eq-8", SURROGATE_LINE, ("ppo_loss", "else:", "l_policy =")),
+        ("eq-8", SURROGATE_LINE, ("ppo_loss", "elif args.objective in", "l_policy =")),
         ("sec-4", ("mean_kl", "return"),
                   ("train", 'args.objective == "kl-adaptive"', "adapt_beta("),
                   ("adapt_beta", "if kl <", "return")),

@@ -20,6 +20,7 @@ import trpo_continuous
 ROOT = Path(__file__).parent.parent
 SCRIPTS = [ppo_atari, ppo_continuous, trpo_continuous]
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` has it ignored
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup this one
 
 # the flags of a short run: iterations of 64 steps
 CONTINUOUS = "--num-envs 2 --num-steps 32 --minibatch-size 32 --num-epochs 2 --threads 1"

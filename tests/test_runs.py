@@ -291,9 +291,8 @@ def test_ctrl_c_in_a_shell(pipeline, goes_on, tmp_path):
     for trouble in ("Traceback", "Exception", "Error"):
         assert trouble not in out + err
     if goes_on:
-        found = re.search(r"(\S+) (\S+) --resume run", {"out": out, "err": err}[goes_on])
-        assert found, (out, err)
-        python, script = found.groups()  # as typed where it began
+        [line] = re.findall("go on: (.*) --resume run", {"out": out, "err": err}[goes_on])
+        python, script = shlex.split(line)  # as typed where it began
         assert tmp_path / python == Path(sys.executable)
         assert (tmp_path / script).resolve() == ROOT / "trpo_continuous.py"
 
