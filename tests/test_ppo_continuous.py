@@ -248,17 +248,40 @@ def test_act_samples_pi_and_is_the_same_in_numpy(space, norm_obs, script):
 
 @each_script
 @pytest.mark.parametrize("env_id", TASKS)
-def test_a_network_that_numpy_does_not_follow_is_refused(env_id, script, monkeypatch):
-    mlp = script.mlp
+@pytest.mark.parametrize("change", ["relu", "clip"])
+def test_a_network_that_numpy_does_not_follow_is_refused(change, env_id, script, monkeypatch):
+    mlp, normalise = script.mlp, script.ActorCritic.normalise
 
     def with_relu(*sizes):
         return torch.nn.Sequential(*[torch.nn.ReLU() if isinstance(layer, torch.nn.Tanh) else layer
                                      for layer in mlp(*sizes)])  # fmt: skip
 
-    monkeypatch.setattr(script, "mlp", with_relu)
+    if change == "relu":
+        monkeypatch.setattr(script, "mlp", with_relu)
+    else:
+        clipped = lambda net, raw_obs: normalise(net, raw_obs).clamp(-5, 5)
+        monkeypatch.setattr(script.ActorCritic, "normalise", clipped)
     _, envs, obs, net = begin(script, env_id)
-    with pytest.raises(RuntimeError, match="act_in_numpy differs from net.actor"):
+    with pytest.raises(RuntimeError, match="act_in_numpy"):
         script.rollout(envs, obs, net, 32)
+
+
+@each_script
+def test_a_network_may_have_another_layer(script, monkeypatch):
+    """However many there are, each hidden layer is orthogonal, the head is small, numpy follows."""
+
+    def deep(num_inputs, num_outputs):
+        sizes = [(num_inputs, 64), (64, 64), (64, 64)]
+        layers = [layer for size in sizes for layer in (torch.nn.Linear(*size), torch.nn.Tanh())]
+        return torch.nn.Sequential(*layers, torch.nn.Linear(64, num_outputs))
+
+    monkeypatch.setattr(script, "mlp", deep)
+    _, envs, obs, net = begin(script, "CartPole-v1")
+    *hidden, head = net.actor[::2]
+    for layer, gain in [*((layer, 2**0.5) for layer in hidden[1:]), (head, 0.01)]:
+        norms = layer.weight.norm(dim=1)
+        torch.testing.assert_close(norms, torch.full_like(norms, gain))
+    script.rollout(envs, obs, net, 8)
 
 
 # ---------------------------------------------------------------------------------- Advantages

@@ -863,16 +863,23 @@ def test_a_terminal_that_cannot_show_greek_gets_help(error, monkeypatch):
 
 @each_script_once
 def test_train_works_in_a_thread_and_again(script, tmp_path, capsys, monkeypatch):
-    """Twice within a second, each in a directory of its own."""
+    """Twice within a second, each in a directory of its own; with the threads of the settings."""
     monkeypatch.chdir(tmp_path)
     shorten_games(monkeypatch)
     args, _ = script.parse_args(list(map(str, small(script, 4))))
-    before, runs = asdict(args), []
+    before, runs, threads = asdict(args), [], []
+
+    def train():
+        torch.set_num_threads(2)
+        runs.append(script.train(args))
+        threads.append(torch.get_num_threads())
+
     for _ in "12":
-        thread = threading.Thread(target=lambda: runs.append(script.train(args)))
+        thread = threading.Thread(target=train)
         thread.start()
         thread.join()
     assert asdict(args) == before and runs[0].dir != runs[1].dir
+    assert threads == [1, 1]
     assert same_training(runs[0].dir, runs[1].dir)
     for finished_run in runs:
         table = [tuple(row[:3]) for row in finished_run.episodes]
