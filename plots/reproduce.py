@@ -3,9 +3,11 @@
   python plots/reproduce.py figure3                PPO and TRPO on seven MuJoCo tasks
   python plots/reproduce.py small-tasks            PPO and TRPO on four small tasks
   python plots/reproduce.py steps                  PPO with and without what the paper leaves out
+  python plots/reproduce.py ablations              one of these extra steps less at a time
   python plots/reproduce.py table1                 the PPO paper's Table 1, eleven objectives
   python plots/reproduce.py unclipped              PPO without clipping or penalty on HalfCheetah
   python plots/reproduce.py breakout               ppo_atari.py's defaults, and Baselines' settings
+  python plots/reproduce.py games                  ppo_atari.py on five more games of Table 6
   python plots/reproduce.py precision              a million steps in float32 and in bfloat16
   python plots/reproduce.py network                ppo_atari.py with Sec. 6.4's network (data only)
   python plots/reproduce.py lessons                the six of plots/lessons.md; lesson-clipping: one
@@ -51,6 +53,16 @@ sys.path.insert(0, str(ROOT))  # the scripts, imported where they are needed: to
 
 PPO, TRPO, ATARI = "ppo_continuous.py", "trpo_continuous.py", "ppo_atari.py"
 CHEETAH, BREAKOUT = ("HalfCheetah-v5",), ("BreakoutNoFrameskip-v4",)
+GAMES = tuple(f"{name}NoFrameskip-v4" for name in
+              ("BeamRider", "Pong", "Qbert", "Seaquest", "SpaceInvaders"))  # fmt: skip
+ABLATIONS = ("--no-norm-obs", "--no-norm-reward", "--no-clip-actions", "--norm-adv none",
+             "--no-orthogonal", "--anneal none", "--max-grad-norm 0", "--adam-eps 1e-8",
+             "--cg-damping 0")  # fmt: skip
+ABLATED = [  # algorithm, script, task, the defaults' data, the flags that the script has
+    ("PPO", PPO, "Pendulum-v1", "small-tasks/ppo", ABLATIONS[:8]),
+    ("PPO", PPO, "InvertedDoublePendulum-v5", "figure3/ppo", ABLATIONS[:8]),
+    ("TRPO", TRPO, "Pendulum-v1", "small-tasks/trpo", (*ABLATIONS[:5], ABLATIONS[8])),
+]
 
 TABLE1 = {  # of the PPO paper: a row's average normalised score, and the flags that give the row
     "none": (-0.39, "--objective none"),
@@ -108,6 +120,11 @@ EXPERIMENTS = {
         Variant("near ppo1", "steps/ppo1", PPO, MUJOCO, PPO1),
         Variant("plain", "steps/plain", PPO, MUJOCO, PLAIN),
     ],
+    "ablations": [
+        Variant(f"{name} {flag or 'defaults'}", place if not flag else
+                f"ablations/{folder_name(f'{name} {flag}'.lower())}", script, (task,), flag)
+        for name, script, task, place, flags in ABLATED for flag in ("", *flags)
+    ],
     "table1": [  # clip-0.2 is Figure 3's PPO
         Variant(row, f"table1/{row}" if flags else "figure3/ppo", PPO, MUJOCO, flags)
         for row, (_, flags) in TABLE1.items()
@@ -121,6 +138,7 @@ EXPERIMENTS = {
         Variant("defaults", "breakout/defaults", ATARI, BREAKOUT),
         Variant("Baselines' settings", "breakout/baselines", ATARI, BREAKOUT, BASELINES),
     ],
+    "games": [Variant("PPO", "games/ppo", ATARI, GAMES, "--bf16")],
     "network": [
         Variant("Sec. 6.4's network", "breakout/older-paper", None, BREAKOUT),
         Variant("the same, step size 1e-3", "breakout/older-paper-1e-3", None, BREAKOUT),
@@ -162,7 +180,8 @@ for name, (script, task, shared, variants) in LESSONS.items():
         for words, flags in variants.items()
     ]
 SHORT = ["precision", *LESSONS]  # runs of so few steps that no published score is near
-SEEDS = dict.fromkeys(["small-tasks", "figure3", *LESSONS], 5) | {"precision": 4}  # others: 3
+SEEDS = dict.fromkeys(["small-tasks", "figure3", "ablations", *LESSONS], 5)  # others: 3
+SEEDS |= {"precision": 4, "games": 1}
 
 
 class Job(NamedTuple):
