@@ -10,9 +10,10 @@ SHA-256) if that differs. If a run was repeated, the longest of its seed counts,
 long ones the newest.
 
 A curve is the mean return of the last 100 episodes, the measure of the PPO paper, averaged over
-the group's seeds. Thin curves are single seeds. With five seeds or more a band, the 95% bootstrap
-interval of the mean, takes their place. Horizontal lines are published scores. What cannot be read
-as a run is named and left out.
+the group's seeds. (Of short runs it is the mean of fewer episodes: a tenth of what the shortest
+run has, at least 10.) Thin curves are single seeds. With five seeds or more a band, the 95%
+bootstrap interval of the mean, takes their place. Horizontal lines are published scores. What
+cannot be read as a run is named and left out.
 """
 
 import json
@@ -231,11 +232,11 @@ def markdown(table):
     return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
-def score_table(runs, interval=False):
-    """A row for each group and task: its scores beside the published ones."""
+def score_table(runs, score=lambda run: run.score, interval=False):
+    """A row for each group and task: its runs' scores beside the published ones."""
     rows = []
     for (label, env_id), group in by_group(runs):
-        scores = np.array([run.score for run in group])
+        scores = np.array([score(run) for run in group])
         row = {"": label, "task": env_id, "seeds": len(group), "score": spread(scores)}
         if interval:
             row["95% interval"] = bounds(scores)
@@ -274,71 +275,117 @@ def bounds(scores):
 
 # ------------------------------------------------------------------------------------- Picture
 
-COLORS = matplotlib.color_sequences["petroff10"]
+COLORS = [matplotlib.color_sequences["petroff10"][k] for k in (0, 1, 2, 4, 5, 9, 6, 8, 3, 7)]
+MAXIMUM = {"CartPole-v1": 500}  # the best return there can be
 
 
-def curve(episodes, steps):
-    """Mean return of the last 100 episodes finished by each of the steps (n,); (n,), nan before
-    the first and after the last episode."""
-    means = episodes.set_index("step")["return"].rolling(100, min_periods=1).mean()
-    return means.asof(steps).where(steps <= means.index.max()).to_numpy()
+def curve(episodes, steps, window=100):
+    """Mean return of the last `window` episodes finished by each of the steps (n,); (n,), nan
+    before the first episode and where one more should have finished after the last."""
+    means = episodes.set_index("step")["return"].rolling(window, min_periods=1).mean()
+    gaps = np.diff(means.index, prepend=0)  # of several actors, some episodes end at one step
+    return means.asof(steps).where(steps <= means.index.max() + gaps.max()).to_numpy()
 
 
-def draw(runs, path, published=True):
+def draw(runs, path, published=True, window=None, scale=("linear", {})):
     """Draw a panel for each task, a look for each label; returns the figure, saved at `path`.
 
-    published: whether to draw the published scores
+    published: whether to draw the published scores; window: how many episodes are averaged
+    scale: of the returns, Matplotlib's name and options
     """
     tasks = sorted({run.env_id for run in runs})
-    labels = list(dict.fromkeys(run.label for run in runs))
-    columns = min(len(tasks), 4 if len(tasks) > 4 else 2)
+    looks = looks_of(list(dict.fromkeys(run.label for run in runs)))
+    window = window or int(np.clip(min(len(run.episodes) for run in runs) // 10, 10, 100))
+    columns = min(len(tasks), 3 if len(tasks) > 4 else 2)
     rows = -(-len(tasks) // columns)
-    size = {1: (8, 4.4), 2: (9, 0.4 + 3.2 * rows)}.get(columns, (12, 0.4 + 2.6 * rows))
+    size = {1: (6.4, 4.2), 2: (8, 0.4 + 3 * rows)}.get(columns, (10, 0.4 + 2.8 * rows))
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for axes, env_id in zip(panels, tasks, strict=False):
-        for (label, _), group in by_group([run for run in runs if run.env_id == env_id]):
-            draw_group(axes, group, look(labels.index(label)), label)
+        own = [run for run in runs if run.env_id == env_id]
+        ends = {}
+        for (label, _), group in by_group(own):
+            ends[label] = draw_group(axes, group, looks[label], label, window)
+        axes.set_yscale(scale[0], **scale[1])
         fit_height(axes)
         if published:
-            draw_published(axes, env_id, [run for run in runs if run.env_id == env_id], labels)
+            draw_published(axes, env_id, own, looks)
+        elif env_id in MAXIMUM:
+            axes.axhline(MAXIMUM[env_id], color="black", lw=1, zorder=1, label="the best possible")
         axes.set(title=env_id, xlim=(0, None))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 500k, 1M
         axes.grid(alpha=0.3)
+        if len(tasks) == 1 and in_order(looks):
+            write_values(axes, ends, looks)
     for axes in panels[len(tasks) :]:
         axes.axis("off")
     entries = {}
     for axes in panels:
         entries |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    names = list(dict.fromkeys([*labels, *entries]))  # the groups first
+    names = list(dict.fromkeys([*looks, *entries]))  # the groups first
     across = 1 if max(map(len, names), default=0) > 45 else 2 if columns == 1 else 3
     figure.set_figheight(figure.get_figheight() + 0.2 * (len(names) // across))
     figure.legend([entries[name] for name in names], names, loc="outside upper center",
                   ncols=across)  # fmt: skip
-    figure.supxlabel("agent steps")
-    figure.supylabel("return, mean of the last 100 episodes")
-    figure.savefig(path, dpi=140)
+    sizes = {len(group) for _, group in by_group(runs)}
+    says = ["thick: mean of the seeds"] * (max(sizes) > 1) + ["thin: one seed"] * bool(
+        {2, 3, 4} & sizes
+    )
+    says += ["band: 95% interval of the mean"] * (max(sizes) >= 5)
+    figure.supxlabel("\n".join(["agent steps", "; ".join(says)]).strip(), size="medium")
+    figure.supylabel(f"return, mean of the last {window} episodes", size="medium")
+    figure.savefig(path, dpi=150)
     return figure
 
 
-def look(k):
-    """Colour and line style of the k-th group. The colour-blind can tell the ten colours apart
-    (Petroff 2021); after ten groups they come again in another style."""
-    return {"color": COLORS[k % 10], "ls": ("-", "--", ":", "-.")[k // 10 % 4]}
+def in_order(labels):
+    """Whether labels differ in a number alone, as ε 0.1, ε 0.2, ε 0.3 do; these numbers."""
+    parts = [label.rpartition(" ") for label in labels]
+    try:
+        values = [float(value) for *_, value in parts]
+    except ValueError:
+        return []
+    return values if len(values) > 2 and len({words for words, *_ in parts}) == 1 else []
 
 
-def draw_group(axes, runs, style, label):
+def looks_of(labels):
+    """{label: its colour and line style}. Numbers in order get a range of colours. Other groups
+    differ in both, so that one is seen below another, on grey paper and by the colour-blind."""
+    if values := in_order(labels):
+        shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(values)))
+        ranks = np.argsort(np.argsort(values))
+        return {
+            label: {"color": shades[k], "ls": "-"} for label, k in zip(labels, ranks, strict=True)
+        }
+    styles = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
+    return {label: {"color": COLORS[k % 10], "ls": styles[(k + k // 10) % 5]}
+            for k, label in enumerate(labels)}  # fmt: skip
+
+
+def draw_group(axes, runs, style, label, window):
     """The mean curve of a group on one task, to where its shortest run ends; single seeds thin, or
-    a band from five seeds on."""
-    grid = np.linspace(0, max(run.episodes["step"].max() for run in runs), 300)
-    curves = np.stack([curve(run.episodes, grid) for run in runs])
+    a band from five seeds on. Returns the mean curve's last value."""
+    grid = np.linspace(0, max(run.last_step for run in runs), 300)
+    curves = np.stack([curve(run.episodes, grid, window) for run in runs])
     whole = ~np.isnan(curves).any(axis=0)
     if len(runs) >= 5 and whole.any():
         low, high = confidence([curves[:, whole].T], resamples=1000)
         axes.fill_between(grid[whole], low, high, color=style["color"], alpha=0.2, lw=0)
     elif len(runs) > 1:
-        axes.plot(grid, curves.T, **style, lw=0.7, alpha=0.6)
-    axes.plot(grid[whole], curves[:, whole].mean(0), **style, lw=2, label=label)
+        axes.plot(grid, curves.T, color=style["color"], lw=0.7, alpha=0.6)
+    mean = curves[:, whole].mean(0)
+    axes.plot(grid[whole], mean, **style, lw=2, label=label)
+    return mean[-1] if len(mean) else np.nan
+
+
+def write_values(axes, ends, looks):
+    """Write each curve's number at its end, none above another."""
+    low, high = axes.get_ylim()
+    place = -np.inf
+    for label, end in sorted(ends.items(), key=lambda item: item[1]):
+        place = max(end, place + 0.05 * (high - low))
+        axes.annotate(label.rpartition(" ")[2], (1, place), (4, 0), ("axes fraction", "data"),
+                      "offset points", color=looks[label]["color"], va="center")  # fmt: skip
 
 
 def fit_height(axes):
@@ -351,12 +398,12 @@ def fit_height(axes):
     axes.set_ylim(y.min() - margin, y.max() + margin)
 
 
-def draw_published(axes, env_id, runs, labels):
+def draw_published(axes, env_id, runs, looks):
     """Published scores as horizontal lines, where they are not far from the curves."""
-    styles = dict(zip(PUBLISHED, ("--", (0, (1, 1)), ":", "--", "-."), strict=True))
+    styles = dict(zip(PUBLISHED, ("--", "-.", ":", "--", "-."), strict=True))
     algorithms = {run.algorithm: run.label for run in runs}
     for algorithm, label in algorithms.items():
-        color = look(labels.index(label))["color"] if len(algorithms) > 1 else "black"
+        color = looks[label]["color"] if len(algorithms) > 1 else "black"
         for source, score in published_scores(env_id, algorithm).items():
             low, high = axes.get_ylim()
             if low - 0.4 * (high - low) <= score <= high + 0.4 * (high - low):

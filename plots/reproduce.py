@@ -10,7 +10,8 @@
   python plots/reproduce.py games                  ppo_atari.py on five more games of Table 6
   python plots/reproduce.py precision              a million steps in float32 and in bfloat16
   python plots/reproduce.py network                ppo_atari.py with Sec. 6.4's network (data only)
-  python plots/reproduce.py lessons                the six of plots/lessons.md; lesson-clipping: one
+  python plots/reproduce.py lessons                the six of plots/lessons.md
+  python plots/reproduce.py lesson-clipping --seeds 3 --into my/clipping   in a folder of your own
   python plots/reproduce.py figure2                the PPO paper's Figure 2, the objective's shape
   python plots/reproduce.py figure3 --only Hopper --seeds 1          some of the runs
   python plots/reproduce.py figure3 --draw-only                      draw the data there are
@@ -18,7 +19,8 @@
 The scripts run as a user runs them, in runs/<experiment>/<variant>/<task>/seed<k>. A finished run's
 data go to plots/data/<experiment>/<variant>/<task>. What has data is not run again, and what was
 interrupted goes on. Ctrl-C stops the runs, which save themselves. Tables go between markers in
-README.md, plots/README.md and plots/lessons.md.
+README.md, plots/README.md and plots/lessons.md. With --into FOLDER runs, data and picture go there,
+and the table is only printed.
 """
 
 import json
@@ -190,6 +192,7 @@ class Job(NamedTuple):
     name: str
     command: list
     folder: Path  # the run directory
+    data: Path  # where its episodes are kept
 
 
 def jobs_of(experiment, args):
@@ -199,12 +202,17 @@ def jobs_of(experiment, args):
         for variant in EXPERIMENTS[experiment]:
             for task in variant.tasks if variant.script else ():
                 name = f"{variant.place}/{task}/seed{seed}"
-                has_data = (compare.DATA / f"{name}.csv.gz").exists()
-                if any(text in name for text in args.only) and not has_data:
+                data = data_folder(args.into) / f"{name}.csv.gz"
+                if any(text in name for text in args.only) and not data.exists():
                     command = [variant.script, "--env-id", task, "--seed", str(seed)]
                     command += ["--threads", "1", *variant.flags.split(), *["--cuda"] * args.cuda]
-                    jobs.append(Job(name, command, ROOT / "runs" / name))
+                    folder = (args.into or ROOT) / "runs" / name
+                    jobs.append(Job(name, command, folder, data))
     return jobs
+
+
+def data_folder(into):
+    return into / "data" if into else compare.DATA
 
 
 # ------------------------------------------------------------------------------------- Running
@@ -254,7 +262,7 @@ def run_all(jobs, at_once):
                 done += 1
                 if process.returncode == 0:
                     run = compare.read_run(job.folder)
-                    compare.keep(run, (compare.DATA / name).parents[1])
+                    compare.keep(run, job.data.parents[1])
                     bar.write(f"{name}: {number(run.score)}")
                 else:
                     failed.append(name)
@@ -279,12 +287,12 @@ def run_all(jobs, at_once):
 # ------------------------------------------------------------------------------------ Tables
 
 
-def data_of(experiment):
+def data_of(experiment, into=None):
     """The data there are of an experiment: runs, labelled with their variant's words."""
     runs = []
     for variant in EXPERIMENTS[experiment]:
         for task in variant.tasks:
-            files = sorted((compare.DATA / variant.place / task).glob("seed*.csv.gz"))
+            files = sorted((data_folder(into) / variant.place / task).glob("seed*.csv.gz"))
             runs += [compare.read_run(path)._replace(label=variant.words) for path in files]
     return runs
 
@@ -297,6 +305,16 @@ def steps_table(runs):
         row = rows.setdefault(task, {"task": task, "PPO paper": number(published[task])})
         row[label] = spread([run.score for run in group])
     return pd.DataFrame([rows[task] for task in sorted(rows)]).fillna("–")
+
+
+def ablation_table(runs):
+    """A row for each step that is left out, a column for each algorithm and task."""
+    rows = {}
+    for (label, task), group in compare.by_group(runs):
+        algorithm, _, flag = label.partition(" ")
+        row = rows.setdefault(flag, {"": flag if flag == "defaults" else f"`{flag}`"})
+        row[f"{algorithm}, {task}"] = spread([run.score for run in group])
+    return pd.DataFrame(list(rows.values())).fillna("–")
 
 
 def breakout_table(runs, millions=(0.5, 1, 2.5, 5, 7.5)):
@@ -413,9 +431,14 @@ def top_table():
     return pd.DataFrame(rows).fillna("–")
 
 
-def tables(experiment):
-    """{name of a marker: its table} of an experiment, from the data there are."""
-    runs = data_of(experiment)
+def last_tenth(run):
+    """Mean return of the episodes that ended in the last tenth of a run's steps."""
+    late = run.episodes["step"] > 0.9 * run.about["settings"]["total_steps"]
+    return run.episodes["return"][late].mean()
+
+
+def tables(experiment, runs):
+    """{name of a marker: its table} of an experiment's runs."""
     if experiment == "table1":
         table, readings = table1(runs)
         rows = [row for row in readings["run"] if row != "none"]
@@ -427,9 +450,12 @@ def tables(experiment):
         return {experiment: f"{markdown(table)}\n\n{note}"}
     if experiment == "steps":
         return {experiment: markdown(steps_table(runs))}
+    if experiment == "ablations":
+        return {experiment: markdown(ablation_table(runs))}
     if experiment in ("breakout", "network"):
         return {experiment: markdown(breakout_table(runs))}
-    table = compare.score_table(runs, interval=True)
+    own = {"score": last_tenth} if experiment in LESSONS else {}
+    table = compare.score_table(runs, **own, interval=True)
     if experiment in SHORT:
         table = table.iloc[:, :5]
     return {experiment: markdown(table)}
@@ -447,18 +473,24 @@ def write_tables(found, files=(ROOT / "README.md", PLOTS / "README.md", PLOTS / 
             print(f"new tables in {file}")
 
 
-def report(experiment):
+def report(experiment, into=None):
     """Draw an experiment's picture and write its table, of what data there are."""
-    runs = data_of(experiment)
+    runs = data_of(experiment, into)
     if not runs:
         return print("no run is finished")
-    found = tables(experiment)
+    found = tables(experiment, runs)
     print(*found.values(), sep="\n")
-    write_tables(found | {"results": markdown(top_table())})
-    path = PLOTS / f"{experiment}.png"
+    path = (into or PLOTS) / f"{experiment}.png"
+    if into:
+        print(f"\nlearning curves: {path}")
+    else:
+        write_tables(found | {"results": markdown(top_table())})
     if experiment == "table1":
-        return draw_table1(table1(runs)[1], path)
-    compare.draw(runs, path, published=experiment not in SHORT)
+        draw_table1(table1(runs)[1], path)
+    elif experiment != "ablations":
+        window = 10 if experiment in LESSONS else 100
+        scale = ("symlog", {"linthresh": 100}) if experiment == "unclipped" else ("linear", {})
+        compare.draw(runs, path, experiment not in SHORT, window, scale)
 
 
 # ------------------------------------------------------------------------------------ Figure 2
@@ -516,8 +548,8 @@ def figure2():
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     means = surrogates(*first_update(1), factors)
-    for label, values in means.items():
-        axes.plot(factors, values, label=label)
+    for (label, values), look in zip(means.items(), compare.looks_of(means).values(), strict=True):
+        axes.plot(factors, values, **look, lw=2, label=label)
     axes.set(title="Hopper-v5, seed 1", xlabel="linear interpolation factor",
              ylabel="mean over the rollout")  # fmt: skip
     axes.set_xticks([0, 1], ["0: $θ_{old}$", "1: after the update"])
@@ -545,8 +577,10 @@ def main(argv=None):
     add("--only", nargs="+", metavar="TEXT", default=[""],
         help="only runs with one of these in <experiment>/<variant>/<task>/seed<k>")  # fmt: skip
     add("--cuda", action="store_true", help="train on a GPU (ppo_atari.py)")
+    add("--into", type=Path, metavar="FOLDER", help="make, keep and draw the runs in this folder")
     add("--draw-only", action="store_true", help="run nothing; draw and write what there is")
     args = parser.parse_args(argv)
+    args.into = args.into and args.into.resolve()
     lessons = LESSONS if "lessons" in args.experiments else []
     failed = []
     for experiment in [*(name for name in args.experiments if name != "lessons"), *lessons]:
@@ -559,7 +593,7 @@ def main(argv=None):
         except KeyboardInterrupt:
             print(f"go on:  {shlex.join([PYTHON, *(sys.argv if argv is None else argv)])}")
             sys.exit(130)
-        report(experiment)
+        report(experiment, args.into)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -1,7 +1,9 @@
 """plots/compare.py: its groups, its curves and statistics against definitions, its pictures."""
 
+import itertools
 import json
 import os
+import string
 import subprocess
 import sys
 from pathlib import Path
@@ -100,7 +102,7 @@ def test_the_first_twentieth_does_not_set_the_height(tmp_path):
 def test_the_mean_curve_ends_where_the_shortest_run_does(tmp_path):
     folders = [make_run(tmp_path / str(k), k, level=k, episodes=100 * (k + 1)) for k in range(5)]
     runs = [run._replace(label="x") for run in compare.read_runs(folders)]
-    [axes] = compare.draw(runs, tmp_path / "picture.png", published=False).axes
+    [axes] = compare.draw(runs, tmp_path / "picture.png", published=False, window=100).axes
     [mean] = axes.lines
     assert mean.get_xdata()[-1] == pytest.approx(1000, abs=20)
     at_1000 = [run.episodes["return"][:100].mean() for run in runs]
@@ -111,17 +113,20 @@ def test_the_mean_curve_ends_where_the_shortest_run_does(tmp_path):
     assert len(axes.lines) == 4 and not axes.collections  # each seed, then their mean
 
 
-def test_curve_is_the_mean_of_the_last_100_episodes_finished():
+def test_curve_is_the_mean_of_the_last_episodes_finished():
+    """It ends where the next episode should have finished."""
     rng = np.random.default_rng(0)
     steps, returns = np.cumsum(rng.integers(0, 4, 400)) + 5, rng.normal(size=400)
     grid = np.arange(0, 1000, 7)
-    result = compare.curve(pd.DataFrame({"step": steps, "return": returns}), grid)
-    for step, value in zip(grid, result, strict=True):
-        done = returns[steps <= step]
-        if len(done) == 0 or step > steps[-1]:
-            assert np.isnan(value)
-        else:
-            assert value == pytest.approx(sum(done[-100:]) / len(done[-100:]))
+    longest = max(steps[0], *(b - a for a, b in itertools.pairwise(steps)))
+    for window in (10, 100):
+        episodes = pd.DataFrame({"step": steps, "return": returns})
+        for step, value in zip(grid, compare.curve(episodes, grid, window), strict=True):
+            done = returns[steps <= step][-window:]
+            if len(done) == 0 or step > steps[-1] + longest:
+                assert np.isnan(value)
+            else:
+                assert value == pytest.approx(sum(done) / len(done))
 
 
 def test_the_bootstrap_interval_covers_as_often_as_it_says():
@@ -146,7 +151,8 @@ def test_published_scores_are_lines_in_the_colour_of_their_algorithm(tmp_path):
     [axes] = compare.draw(runs, tmp_path / "picture.png").axes
     shown = {(line.get_color(), line.get_ydata()[0]) for line in axes.lines
              if len(line.get_xdata()) == 2}  # fmt: skip
-    first, second = (compare.look(k)["color"] for k in (0, 1))
+    looks = compare.looks_of(["ppo_continuous.py", "trpo_continuous.py"]).values()
+    first, second = (look["color"] for look in looks)
     assert shown == {(first, 2316.2), (first, 2330), (second, 1912.9), (second, 2100)}
     rows = compare.score_table(runs).to_dict("records")
     assert [row["OpenAI's Baselines"] for row in rows] == ["2316", "1913"]
@@ -213,13 +219,22 @@ def test_a_picture_that_cannot_be_written_is_an_error_before_the_work(out, tmp_p
         compare.main([str(tmp_path), "--out", str(tmp_path / out)])
 
 
-def test_no_two_groups_look_alike(tmp_path):
-    episodes = pd.DataFrame({"step": np.arange(1, 200), "return": np.arange(199.0)})
-    about = {"script": "ppo.py", "settings": {"env_id": "A", "seed": 1}}
-    runs = [compare.Run(Path(), about, episodes, f"group {k:02}") for k in range(25)]
-    [axes] = compare.draw(runs, tmp_path / "picture.png").axes
-    looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
-    assert len(looks) == 25 and looks.pop()[0] in compare.COLORS
+def test_no_two_groups_look_alike():
+    looks = compare.looks_of([f"group {letter}" for letter in string.ascii_letters[:25]])
+    assert len({(look["color"], str(look["ls"])) for look in looks.values()}) == 25
+
+
+def test_numbers_in_order_get_a_range_of_colours_and_stand_at_the_ends(tmp_path):
+    values = ("0.01", "0.5", "0.2")  # one curve above another
+    runs = [compare.read_run(make_run(tmp_path / x))._replace(label=f"ε {x}") for x in values]
+    [axes] = compare.draw(runs, tmp_path / "picture.png", published=False).axes
+    lightness = {x: compare.looks_of([f"ε {v}" for v in values])[f"ε {x}"]["color"][:3].sum()
+                 for x in values}  # fmt: skip
+    assert lightness["0.01"] < lightness["0.2"] < lightness["0.5"]
+    heights = [text.xy[1] for text in axes.texts]
+    assert {text.get_text() for text in axes.texts} == {*values}
+    assert np.diff(heights).min() > 0.04 * np.ptp(axes.get_ylim())
+    assert not compare.in_order(["ε 0.1", "ε 0.2", "β 3"])
 
 
 def test_it_draws_whatever_matplotlib_is_told(tmp_path):

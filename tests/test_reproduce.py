@@ -90,10 +90,11 @@ def test_runs_are_made_kept_and_not_made_again(place, capsys):
     assert path.stat().st_mtime_ns == written
 
 
-def test_stopped_runs_are_resumed(place, capsys, monkeypatch):
+def test_stopped_runs_are_resumed_in_a_folder_of_one_s_own(place, capsys, monkeypatch):
     """The command is stopped while a run is on, and given again."""
     place.add("v", f"{TINY} 12800")
-    folder, sleep = place.dir / "runs/tiny/v/CartPole-v1/seed1", time.sleep
+    own, sleep = place.dir / "my own", time.sleep
+    folder, command = own / "runs/tiny/v/CartPole-v1/seed1", ["tiny", "--seeds", "1", "--into"]
 
     def stop_once_it_learns(seconds):
         if (folder / "best.pt").exists():  # after 100 episodes
@@ -102,13 +103,14 @@ def test_stopped_runs_are_resumed(place, capsys, monkeypatch):
 
     with pytest.raises(SystemExit) as leaving, monkeypatch.context() as patch:
         patch.setattr(time, "sleep", stop_once_it_learns)
-        reproduce.main(["tiny", "--seeds", "1"])
+        reproduce.main([*command, str(own)])
     assert leaving.value.code == 130 and "tiny --seeds 1" in capsys.readouterr().out
     step = torch.load(folder / "checkpoint.pt", weights_only=True)["step"]
-    assert 0 < step < 12800 and not (place.dir / "data").exists()
+    assert 0 < step < 12800 and not (own / "data").exists()
     assert 0 < reproduce.share_done(SimpleNamespace(folder=folder)) <= step / 12800
-    reproduce.main(["tiny", "--seeds", "1"])
-    [run] = compare.read_runs([place.dir / "data"])
+    reproduce.main([*command, str(own)])
+    [run] = compare.read_runs([own / "data"])
+    assert (own / "tiny.png").exists() and not (place.dir / "data").exists()
     assert run.episodes["step"].iloc[0] <= step < run.episodes["step"].iloc[-1]
 
 
