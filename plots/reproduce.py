@@ -303,7 +303,7 @@ def steps_table(runs):
     rows = {}
     for (label, task), group in compare.by_group(runs):
         row = rows.setdefault(task, {"task": task, "PPO paper": number(published[task])})
-        row[label] = spread([run.score for run in group])
+        row[f"{label}, {len(group)} seeds"] = spread([run.score for run in group])
     return pd.DataFrame([rows[task] for task in sorted(rows)]).fillna("–")
 
 
