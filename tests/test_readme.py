@@ -30,8 +30,8 @@ def test_tables_of_results_are_those_of_the_data(tmp_path):
     """Else: .venv/bin/python plots/reproduce.py EXPERIMENT --draw-only"""
     found = {"results": reproduce.markdown(reproduce.top_table())}
     for experiment in reproduce.EXPERIMENTS:
-        if reproduce.data_of(experiment):
-            found |= reproduce.tables(experiment)
+        if runs := reproduce.data_of(experiment):
+            found |= reproduce.tables(experiment, runs)
     pages = [ROOT / "README.md", ROOT / "plots/README.md", ROOT / "plots/lessons.md"]
     texts = [page.read_text() for page in pages]
     copies = [tmp_path / str(k) for k in range(len(pages))]
