@@ -232,23 +232,13 @@ def start(job):
                                 stdout=log, stderr=log, process_group=0)  # fmt: skip
 
 
-def share_done(job):
-    """The share of its steps that a run has made."""
-    try:
-        last = (job.folder / "episodes.csv").read_text().split("\n")[-2]
-        settings = json.loads((job.folder / "config.json").read_text())["settings"]
-        return int(last.split(",")[0]) / settings["total_steps"]
-    except (OSError, ValueError, IndexError):  # not yet
-        return 0
-
-
 def run_all(jobs, at_once):
     """Make the runs, some at a time, and keep their data. Returns the names of those that failed.
 
     On Ctrl-C or SIGTERM the runs stop and save themselves, and KeyboardInterrupt is raised.
     """
-    waiting, active, failed, done = list(jobs), {}, [], 0
-    bar = tqdm(total=len(jobs), unit="run", bar_format="{l_bar}{bar}| {n:.2f}/{total} [{elapsed}]")
+    waiting, active, failed = list(jobs), {}, []
+    bar = tqdm(total=len(jobs), unit="run")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while waiting or active:
@@ -259,7 +249,7 @@ def run_all(jobs, at_once):
                 if process.poll() is None:
                     continue
                 del active[name]
-                done += 1
+                bar.update()
                 if process.returncode == 0:
                     run = compare.read_run(job.folder)
                     compare.keep(run, job.data.parents[1])
@@ -267,8 +257,7 @@ def run_all(jobs, at_once):
                 else:
                     failed.append(name)
                     bar.write(f"{name}: failed, see {job.folder.with_suffix('.log')}")
-            bar.n = done + sum(share_done(job) for job, _ in active.values())
-            bar.refresh()
+            bar.refresh()  # the time
             time.sleep(0.5)
     except KeyboardInterrupt:
         bar.write("stopping; the runs save themselves")

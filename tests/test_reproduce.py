@@ -107,7 +107,6 @@ def test_stopped_runs_are_resumed_in_a_folder_of_one_s_own(place, capsys, monkey
     assert leaving.value.code == 130 and "tiny --seeds 1" in capsys.readouterr().out
     step = torch.load(folder / "checkpoint.pt", weights_only=True)["step"]
     assert 0 < step < 12800 and not (own / "data").exists()
-    assert 0 < reproduce.share_done(SimpleNamespace(folder=folder)) <= step / 12800
     reproduce.main([*command, str(own)])
     [run] = compare.read_runs([own / "data"])
     assert (own / "tiny.png").exists() and not (place.dir / "data").exists()
