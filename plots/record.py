@@ -3,7 +3,6 @@
 A rollout of a policy with two weights on CartPole, by trpo_continuous.py, and ppo_continuous.py's
 first update on HalfCheetah, with and without clipping."""
 
-import copy
 import json
 import sys
 from dataclasses import replace
@@ -30,12 +29,12 @@ def start(script, args):
 
 
 def trust_region(args):
-    """θ_old, and a rollout's (angle, angular velocity, action, Â), all but the action normalised."""
+    """θ_old, and a rollout's samples: angle, angular velocity (normalised), action, Â."""
     envs, obs, net = start(trpo, args)
-    head = torch.nn.Linear(4, 2).requires_grad_(False)  # logits: 0, θ1 angle + θ2 velocity
-    head.weight.copy_(torch.tensor([[0.0] * 4, [0, 0, *THETA]]))
-    head.bias.zero_()
-    net.actor = torch.nn.Sequential(head)
+    net.actor = torch.nn.Sequential(torch.nn.Linear(4, 2)).requires_grad_(False)
+    weight, bias = net.actor.parameters()
+    weight.copy_(torch.tensor([[0.0] * 4, [0, 0, *THETA]]))  # logits: 0, θ1 angle + θ2 velocity
+    bias.zero_()
     optimizer = torch.optim.Adam(net.critic.parameters(), args.learning_rate, fused=True)
     for k in range(6):  # in five rollouts the critic learns this policy's values; the last is kept
         batch, obs, _ = trpo.rollout(envs, obs, net, args.num_steps)
@@ -43,9 +42,8 @@ def trust_region(args):
         trpo.fit_critic(net, optimizer, batch.obs.flatten(0, 1), batch.targets.flatten(), args)
         if k == 0:
             net.obs_moments.add(batch.raw_obs.flatten(0, 1))
-    advantages = trpo.standardise(batch.advantages)
-    columns = (*batch.obs[..., 2:].unbind(-1), batch.actions, advantages)
-    rows = zip(*(column.flatten().tolist() for column in columns), strict=True)
+    columns = *batch.obs[..., 2:].unbind(-1), batch.actions, trpo.standardise(batch.advantages)
+    rows = torch.stack([column.flatten() for column in columns], 1).tolist()
     return {"theta": THETA, "samples": [[float(f"{x:.4g}") for x in row] for row in rows]}
 
 
@@ -66,10 +64,9 @@ def one_update(args):
     ppo.scale_rewards(batch, np.zeros(args.num_envs), net.return_moments, args.gamma)
     ppo.estimate_advantages(batch, args.gamma, args.gae_lambda)
     optimizer = torch.optim.Adam(net.parameters(), eps=args.adam_eps, fused=True)
-    found, rates = [measure(net, batch, args.clip_eps)], (args.learning_rate, args.clip_eps)
+    found, numbers = [measure(net, batch, args.clip_eps)], (args.learning_rate, args.clip_eps, 0.0)
     for _ in range(args.num_epochs):
-        one_epoch = replace(args, num_epochs=1)
-        ppo.update(ppo.backpropagate, net, optimizer, batch, *rates, 0.0, one_epoch)
+        ppo.update(ppo.backpropagate, net, optimizer, batch, *numbers, replace(args, num_epochs=1))
         found.append(measure(net, batch, args.clip_eps))
     return found
 
@@ -77,6 +74,6 @@ def one_update(args):
 if __name__ == "__main__":
     args = ppo.Args(env_id="HalfCheetah-v5")
     update = {name: one_update(replace(args, objective=name)) for name in ("clip", "none")}
-    small = trpo.Args(seed=2, num_steps=300, total_steps=300, minibatch_size=50)
-    recorded = json.dumps({"trust": trust_region(small), "update": update}, separators=(",", ":"))
+    trust = trust_region(trpo.Args(seed=2, num_steps=300, total_steps=300, minibatch_size=50))
+    recorded = json.dumps({"trust": trust, "update": update}, separators=(",", ":"))
     Path(__file__).with_name("page").joinpath("recorded.json").write_text(recorded)

@@ -1,59 +1,51 @@
 // Pictures that can be moved. Each <div class="moving" data-picture="clip"> is filled by the
 // function of that name. The data of two of them are those of plots/record.py, in #recorded.
 window.pictures = (() => {
-"use strict";
-
 // ------------------------------------------------------------------------------ Mathematics
 
 // One sample's term of Eq. 7, and its slope in r; at a corner the one that PyTorch takes.
 function clipTerm(r, advantage, eps) {
-  const clipped = Math.min(Math.max(r, 1 - eps), 1 + eps);
-  const flat = advantage > 0 ? r > 1 + eps : r < 1 - eps;
-  return { l: Math.min(r * advantage, clipped * advantage), slope: flat ? 0 : advantage };
+  const [low, high] = [1 - eps, 1 + eps].map(x => +x.toFixed(9));
+  const clipped = Math.min(Math.max(r, low), high), flat = advantage > 0 ? r > high : r < low;
+  const l = Math.min(r * advantage, clipped * advantage);
+  return { low, high, l, slope: flat ? 0 : advantage };
 }
 
 // The weights of δ_t, δ_{t+1}, ... in Eq. 11, their sum, and how many make half of it.
 function gaeWeights(gamma, lambda, count) {
   const decay = gamma * lambda;
-  return {
-    weights: Array.from({ length: count }, (_, k) => decay ** k),
-    sum: 1 / (1 - decay),
-    half: decay === 0 ? 1 : Math.ceil(Math.log(0.5) / Math.log(decay) - 1e-9),
-  };
+  const half = decay === 0 ? 1 : Math.ceil(Math.log(0.5) / Math.log(decay) - 1e-9);
+  return { weights: range(count, k => decay ** k), sum: 1 / (1 - decay), half };
 }
 
-// A policy π(right | s) = σ(θ·x) and its samples [x1, x2, action, Â]: L, KL, g, A of TRPO.
+// TRPO on a policy π(right | s) = σ(θ·x) and its samples [x1, x2, action, Â].
 function twoWeights({ theta, samples }) {
-  const logit = (x, [a, b]) => a * x[0] + b * x[1], sigmoid = z => 1 / (1 + Math.exp(-z));
-  const old = samples.map(x => logit(x, theta)), p = old.map(sigmoid);
-  const rest = old.map(z => Math.log1p(Math.exp(z)));
+  const logit = (x, [u, v]) => u * x[0] + v * x[1];
+  const old = samples.map(x => logit(x, theta)), p = old.map(z => 1 / (1 + Math.exp(-z)));
   const mean = f => samples.reduce((sum, x, i) => sum + f(x, i), 0) / samples.length;
   const fisherTerm = (j, k) => mean((x, i) => p[i] * (1 - p[i]) * x[j] * x[k]);
   const g = [0, 1].map(j => mean((x, i) => (x[2] - p[i]) * x[3] * x[j]));
   const [a, b, d] = [fisherTerm(0, 0), fisherTerm(0, 1), fisherTerm(1, 1)];
-
-  function measure(at) {  // the surrogate L and KL(π_θold ‖ π_θ), means over the samples
-    let l = 0, kl = 0;
-    for (let i = 0; i < samples.length; i++) {
-      const x = samples[i], z = logit(x, at), e = Math.exp(z), q = e / (1 + e);
-      l += x[3] * (x[2] ? q / p[i] : (1 - q) / (1 - p[i]));
-      kl += p[i] * (old[i] - z) + Math.log1p(e) - rest[i];
-    }
-    return { l: l / samples.length, kl: kl / samples.length };
-  }
   const quadratic = ([x, y]) => (a * x * x + 2 * b * x * y + d * y * y) / 2;  // ½ xᵀ A x
-  const lOld = measure(theta).l;
-  const after = step => {
-    const { l, kl } = measure([theta[0] + step[0], theta[1] + step[1]]);
-    return { gain: l - lOld, kl };
-  };
-  function steps(delta, damping) {  // β s of App. C, and a gradient step of the model's KL δ
+
+  function after(step) {  // the change of the surrogate L, and KL(π_θold ‖ π_θ)
+    let gain = 0, kl = 0;
+    samples.forEach((x, i) => {
+      const e = Math.exp(old[i] + logit(x, step)), q = e / (1 + e);
+      gain += ((x[2] ? q / p[i] : (1 - q) / (1 - p[i])) - 1) * x[3];
+      kl += Math.log((1 + e) * (1 - p[i])) - p[i] * logit(x, step);
+    });
+    return { gain: gain / samples.length, kl: kl / samples.length };
+  }
+
+  function steps(delta, damping) {  // β s of App. C; a gradient step of KL δ by the same model
     const [m, n] = [a + damping, d + damping], det = m * n - b * b;
     const s = [(n * g[0] - b * g[1]) / det, (m * g[1] - b * g[0]) / det];  // (A + damping) s = g
     const beta = Math.sqrt(2 * delta / (s[0] * g[0] + s[1] * g[1]));
     const length = Math.sqrt(delta / quadratic(g));
     return { natural: s.map(x => beta * x), gradient: g.map(x => length * x) };
   }
+
   function tries(delta, damping) {  // trpo_continuous.py's line_search: up to ten, factor 0.8
     const { natural } = steps(delta, damping), found = [];
     for (let k = 0; k < 10 && !found.at(-1)?.accepted; k++) {
@@ -62,105 +54,104 @@ function twoWeights({ theta, samples }) {
     }
     return found;
   }
-  const reach = [d, a].map(x => Math.sqrt(2 * x / (a * d - b * b)));  // of the ellipse of KL 1
-  return { theta, g, fisher: [[a, b], [b, d]], reach, measure, after, quadratic, steps, tries };
+  return { g, fisher: [[a, b], [b, d]], quadratic, after, steps, tries };
 }
 
 // Marching squares: pairs of points between which a grid of values crosses a level.
 function contour(grid, level) {
   const points = [];
-  for (let i = 0; i + 1 < grid.length; i++) {
-    for (let j = 0; j + 1 < grid.length; j++) {
-      const corners = [[i, j], [i + 1, j], [i + 1, j + 1], [i, j + 1]];
-      corners.forEach(([x, y], k) => {
-        const [u, v] = corners[(k + 1) % 4], from = grid[x][y] - level, to = grid[u][v] - level;
-        const t = from / (from - to);
-        if (from < 0 !== to < 0) points.push([x + t * (u - x), y + t * (v - y)]);
-      });
-    }
-  }
+  grid.slice(1).forEach((_, i) => grid[i].slice(1).forEach((_, j) => {
+    const corners = [[i, j], [i + 1, j], [i + 1, j + 1], [i, j + 1]];
+    corners.forEach(([x, y], k) => {
+      const [u, v] = corners[(k + 1) % 4], from = grid[x][y] - level, to = grid[u][v] - level;
+      const t = from / (from - to);
+      if (from < 0 !== to < 0) points.push([x + t * (u - x), y + t * (v - y)]);
+    });
+  }));
   return points;
 }
 
 // ---------------------------------------------------------------------------------- Drawing
 
-const fixed = (x, digits = 2) => (+x.toFixed(digits)).toFixed(digits).replace("-", "−");
-const percent = x => `${fixed(100 * x, x > 0 && x < 0.01 ? 1 : 0)} %`;
+const minus = x => String(x).replace("-", "−");
+const fixed = (x, digits = 2) => minus((+x.toFixed(digits)).toFixed(digits));
+const percent = x => `${fixed(100 * x, 1)} %`;
 const range = (count, f) => Array.from({ length: count }, (_, k) => f(k));
 
-function ticks(low, high, count) {  // round numbers, about so many
+function ticks(low, high, count) {  // at most about so many round numbers
   const power = 10 ** Math.floor(Math.log10((high - low) / count));
   const step = [1, 2, 5, 10].map(x => x * power).find(x => (high - low) / x <= count);
-  const first = Math.ceil(low / step - 1e-9);
-  return range(Math.floor(high / step + 1e-9) - first + 1, k => +((first + k) * step).toPrecision(9));
+  const first = Math.ceil(low / step), last = Math.floor(high / step);
+  return range(last - first + 1, k => +((first + k) * step).toPrecision(9));
 }
 
-const line = (x1, y1, x2, y2, css) => `<path class="${css}" d="M${x1} ${y1}L${x2} ${y2}"/>`;
-const curve = (points, css) => `<path class="${css}" d="M${points.map(
-  ([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}"/>`;
-const pairs = (points, css) => `<path class="${css}" d="${points.map(
-  ([x, y], k) => `${k % 2 ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`).join("")}"/>`;
+function path(points, css, every = Infinity) {  // one line, or one for every so many points
+  const part = ([x, y], k) => `${k % every ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
+  return `<path class="${css}" d="${points.map(part).join("")}"/>`;
+}
+
+const line = (x1, y1, x2, y2, css) => path([[x1, y1], [x2, y2]], css);
 const rect = (x, y, width, height, css) =>
   `<rect class="${css}" x="${x}" y="${y}" width="${width}" height="${height}"/>`;
-const dot = (x, y, css = "") => `<circle class="${css}" cx="${x}" cy="${y}" r="5"/>`;
-const text = (x, y, words, css = "") =>  // L^CLIP: what follows ^ stands higher
-  `<text class="${css}" x="${x}" y="${y}">${words.replace(/\^(\S+)/, '<tspan dy="-5">$1</tspan>')}</text>`;
+const dot = (x, y, open) => `<circle class="${open ? "open" : ""}" cx="${x}" cy="${y}" r="5"/>`;
 
-function arrow(x1, y1, x2, y2, css) {
+function text(x, y, words, css = "") {  // what follows ^ or _ stands higher or lower
+  const shifted = words.replace(/([_^])(\S+)/, (all, sign, part) =>
+    `<tspan dy="${sign === "^" ? -5 : 4}">${part}</tspan>`);
+  return `<text class="${css}" x="${x}" y="${y}">${shifted}</text>`;
+}
+
+function arrow([x1, y1], [x2, y2], css) {
   const length = Math.hypot(x2 - x1, y2 - y1), [u, v] = [(x2 - x1) / length, (y2 - y1) / length];
-  const side = s => `L${x2 - 9 * u + 4 * s * v} ${y2 - 9 * v - 4 * s * u}`;
-  return line(x1, y1, x2 - 6 * u, y2 - 6 * v, css)
-    + `<path class="head ${css.replace("dash", "")}" d="M${x2} ${y2}${side(1)}${side(-1)}Z"/>`;
+  const at = (back, side) => [x2 - back * u + side * v, y2 - back * v - side * u];
+  return path([[x1, y1], at(6, 0)], css) + path([[x2, y2], at(9, 4), at(9, -4)], `head ${css}`);
 }
 
 // Axes in a box of the picture. X and Y: from numbers to places.
 function axes([x0, x1], [y0, y1], [left, right, top, bottom]) {
   const X = x => left + (x - x0) / (x1 - x0) * (right - left);
   const Y = y => bottom - (y - y0) / (y1 - y0) * (bottom - top);
-  const draw = (xs, ys, show = String) => line(left, bottom, right, bottom, "rule")
-    + line(left, top, left, bottom, "rule")
-    + xs.map(x => text(X(x), bottom + 16, show(x), "soft middle")).join("")
-    + ys.map(y => text(left - 6, Y(y) + 4, show(y), "soft end")).join("");
-  return { X, Y, draw, left, right, top, bottom };
+  const draw = (xs, ys) => path([[left, top], [left, bottom], [right, bottom]], "rule")
+    + xs.map(x => text(X(x), bottom + 16, minus(x), "soft middle")).join("")
+    + ys.map(y => text(left - 6, Y(y) + 4, minus(y), "soft end")).join("");
+  const upright = x => line(X(x), top, X(x), bottom, "soft dash thin");
+  const epsilon = eps => upright(1 - eps) + text(X(1 - eps) - 4, top + 10, "1 − ε", "soft end")
+    + upright(1 + eps) + text(X(1 + eps) + 4, top + 10, "1 + ε", "soft");
+  return { X, Y, draw, upright, epsilon, left, right, top, bottom };
 }
 
 // Fill a div: an SVG, sliders, a sentence and a note. knobs: {name: [label, min, max, step, value,
 // how to show it]}; draw(values) returns the SVG's inside and the sentence.
 function picture(div, height, knobs, note, draw) {
-  div.innerHTML = `<svg viewBox="0 0 360 ${height}" role="img"><g></g></svg><div class="knobs"></div>
-<p class="says" aria-live="polite"></p><p class="note">${note}</p>`;
-  const [svg, panel, says] = div.children, inputs = {}, values = {};
+  const sliders = Object.entries(knobs).map(([name, [label, min, max, step, value]]) =>
+    `<label><span>${label}</span><input type="range" name="${name}" min="${min}" max="${max}"
+      step="${step}" value="${value}"><output></output></label>`);
+  div.innerHTML = `<svg viewBox="0 0 360 ${height}" role="img"><g></g></svg><div class="knobs">
+    ${sliders.join("")}</div><p class="says" aria-live="polite"></p><p class="note">${note}</p>`;
+  const [svg, panel, says] = div.children, values = {};
   function redraw() {
-    for (const [name, input] of Object.entries(inputs)) {
-      values[name] = +input.value;
-      const shown = knobs[name][5](values[name]);
+    for (const input of panel.querySelectorAll("input")) {
+      const shown = knobs[input.name][5](values[input.name] = +input.value);
       input.nextElementSibling.textContent = shown;
       input.setAttribute("aria-valuetext", shown);
     }
     [svg.firstChild.innerHTML, says.innerHTML] = draw(values);
     svg.setAttribute("aria-label", says.textContent);
   }
-  for (const [name, [label, min, max, step, value]] of Object.entries(knobs)) {
-    panel.insertAdjacentHTML("beforeend", `<label><span>${label}</span><input type="range"
-name="${name}" min="${min}" max="${max}" step="${step}" value="${value}"><output></output></label>`);
-    inputs[name] = panel.lastChild.children[1];
-    inputs[name].addEventListener("input", redraw);
-  }
-  const set = (name, value) => {
-    inputs[name].value = value;
+  function set(name, value) {
+    panel.querySelector(`[name=${name}]`).value = value;
     redraw();
-  };
+  }
+  panel.addEventListener("input", redraw);
   redraw();
   return { svg, panel, values, set };
 }
 
-// A button that calls first(), then next() until that is false: at once, or one call a while.
+// A button that calls first(), then next() until that is false: one call a while, or all at once.
 function walk(panel, label, first, next) {
-  const button = panel.appendChild(document.createElement("button"));
-  let timer = 0;
-  button.type = "button";
-  button.textContent = label;
-  button.addEventListener("click", () => {
+  panel.insertAdjacentHTML("beforeend", `<button type="button">${label}</button>`);
+  let timer;
+  panel.lastChild.addEventListener("click", () => {
     clearInterval(timer);
     first();
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) while (next());
@@ -170,190 +161,177 @@ function walk(panel, label, first, next) {
 
 // --------------------------------------------------------------------------------- Pictures
 
+function clipSentence(r, advantage, eps) {
+  const { low, high, slope } = clipTerm(r, advantage, eps), up = advantage > 0;
+  const is = `r = ${fixed(r)} is`, sign = `Â ${up ? "&gt;" : "&lt;"} 0`;
+  const pull = `The gradient is Â ∇r: the action becomes ${up ? "more" : "less"} probable.`;
+  const outside = r > high ? `above 1 + ε = ${fixed(high)}` : `below 1 − ε = ${fixed(low)}`;
+  if (!advantage) return "Â = 0: L is 0 for every r. This sample has no gradient.";
+  if (!slope) return `${is} ${outside} and ${sign}: clipped, no gradient. This sample pushes no
+    further.`;
+  if (r > high || r < low) return `${is} ${outside}, but ${sign}: the minimum is r Â. ${pull}`;
+  if (r === (up ? high : low)) return `${is} exactly 1 ${up ? "+" : "−"} ε, the corner of L.
+    Beyond it there is no gradient; at it, PyTorch takes Â ∇r.`;
+  return `${is} within 1 ± ε: L = r Â. ${pull}`;
+}
+
 function clip(div) {
-  let handle;
   const plot = axes([0, 2], [-4, 4], [30, 350, 14, 234]), { X, Y } = plot;
-  const knobs = { eps: ["ε, how far", 0.05, 0.5, 0.01, 0.2, fixed],
-                  advantage: ["Â, the advantage", -2, 2, 0.1, 1, x => fixed(x, 1)],
-                  r: ["r, the ratio", 0, 2, 0.01, 1.31, x => fixed(x)] };
-  knobs.eps[5] = x => fixed(x);
-  const note = "Figure 1 of the PPO paper for one sample: its term of L<sup>CLIP</sup> (Eq. 7) "
-    + "against the ratio r = π<sub>θ</sub>(a|s) / π<sub>θold</sub>(a|s). The arrow: where gradient "
-    + "ascent moves r. The dot can be dragged, too.";
-  const made = picture(div, 258, knobs, note, ({ eps, advantage, r }) => {
-    const { l, slope } = clipTerm(r, advantage, eps), up = advantage > 0;
-    const [low, high] = [1 - eps, 1 + eps].map(x => +x.toFixed(2));
+  const knobs = { eps: ["ε", 0.05, 0.5, 0.01, 0.2, x => fixed(x)],
+                  advantage: ["Â, advantage", -2, 2, 0.1, 1, x => fixed(x, 1)],
+                  r: ["r, ratio", 0, 2, 0.01, 1.31, x => fixed(x)] };
+  const note = `Figure 1 of the PPO paper, for one sample: its term L of L<sup>CLIP</sup> (Eq. 7)
+    against the ratio r. Dashed: r Â, without clipping. The arrow: where gradient ascent moves r.
+    The dot can be dragged.`;
+  const { svg, set } = picture(div, 258, knobs, note, ({ eps, advantage, r }) => {
+    const { low, high, l, slope } = clipTerm(r, advantage, eps), up = advantage > 0;
+    const [from, to] = up ? [X(high), X(2)] : [X(0), X(low)];  // where L is flat
+    const [x, side] = up ? [X(1.98), "end"] : [X(0.02), ""];
+    const names = rect(from, 14, to - from, 220, "shade")
+      + text((from + to) / 2, up ? 196 : 60, "no gradient", "soft middle")
+      + text(x, Y(up ? 2 * advantage : 0) - 8, "r Â", `orange ${side}`)
+      + text(x, Y((up ? high : low) * advantage) + 17, "L", `blue ${side}`);
     const term = x => [X(x), Y(clipTerm(x, advantage, eps).l)];
-    const [from, to] = up ? [high, 2] : [0, low], end = up ? [X(1.98), "end"] : [X(0.02), ""];
-    const shaded = advantage === 0 ? "" : rect(X(from), 14, X(to) - X(from), 220, "shade")
-      + text((X(from) + X(to)) / 2, up ? 196 : 60, "no gradient", "soft middle")
-      + text(end[0], Y(up ? 2 * advantage : 0) - 8, "r Â", `orange ${end[1]}`)
-      + text(end[0], Y((up ? high : low) * advantage) + 17, "L", `blue ${end[1]}`);
-    const push = slope && arrow(X(r), Y(0), X(r) + slope * 20 + Math.sign(slope) * 12, Y(0), "ink bold");
-    handle?.setAttribute("cx", X(r));
-    handle?.setAttribute("cy", Y(l));
-    const drawing = plot.draw([0, 0.5, 1, 1.5, 2], [-4, -2, 0, 2, 4], x => fixed(x, x % 1 ? 1 : 0))
-      + shaded + line(30, Y(0), 350, Y(0), "rule") + text(350, 228, "r", "soft end")
-      + line(X(low), 14, X(low), 234, "soft dash thin") + line(X(high), 14, X(high), 234, "soft dash thin")
-      + text(X(low) - 4, 24, "1 − ε", "soft end") + text(X(high) + 4, 24, "1 + ε", "soft")
-      + curve([[X(0), Y(0)], [X(2), Y(2 * advantage)]], "orange dash")
-      + curve([0, low, high, 2].map(term), "blue bold")
-      + line(X(r), Y(l), X(r), Y(0), "soft thin") + (push || "") + dot(X(r), Y(l), slope ? "" : "open");
-    const at = `r = ${fixed(r)}`, sign = up ? "Â &gt; 0" : "Â &lt; 0";
-    const above = `above 1 + ε = ${fixed(high)}`, below = `below 1 − ε = ${fixed(low)}`;
-    const pull = `The gradient is Â ∇r: it makes the action ${up ? "more" : "less"} probable.`;
-    if (advantage === 0) return [drawing, `Â = 0: L is 0 for every r. This sample has no gradient.`];
-    if (r === high || r === low) {
-      const corner = up === (r === high);
-      return [drawing, `${at} is exactly 1 ${r === high ? "+" : "−"} ε. ` + (corner
-        ? `L has its corner here: on one side its slope is Â, on the other 0. PyTorch takes Â.`
-        : `L = r Â. ${pull}`)];
-    }
-    if (!slope) return [drawing, `${at} is ${up ? above : below} and ${sign}: clipped, no gradient. `
-      + `This sample pushes no further.`];
-    if (r > low && r < high) return [drawing, `${at} lies within 1 ± ε: L = r Â. ${pull}`];
-    return [drawing, `${at} is ${r > high ? above : below}, but ${sign}: the minimum is r Â. ${pull} `
-      + `r moves back towards 1.`];
+    const push = X(r) + 20 * slope + 12 * Math.sign(slope);
+    const drawing = plot.draw([0, 0.5, 1, 1.5, 2], [-4, -2, 0, 2, 4]) + (advantage ? names : "")
+      + line(30, Y(0), 350, Y(0), "rule") + text(346, 228, "r", "soft end") + plot.epsilon(eps)
+      + line(X(0), Y(0), X(2), Y(2 * advantage), "orange dash")
+      + path([0, low, high, 2].map(term), "blue bold") + line(X(r), Y(l), X(r), Y(0), "soft thin")
+      + (slope ? arrow([X(r), Y(0)], [push, Y(0)], "ink bold") : "") + dot(X(r), Y(l), !slope);
+    div.style = `--x: ${X(r)}px; --y: ${Y(l)}px`;  // where the handle is
+    return [drawing, clipSentence(r, advantage, eps)];
   });
-  made.svg.insertAdjacentHTML("beforeend", '<circle class="handle" r="18"/>');
-  handle = made.svg.lastChild;
-  made.set("r", made.values.r);
-  const move = event => made.svg.hasPointerCapture(event.pointerId) && made.set("r", 2 * (
-    new DOMPoint(event.clientX, event.clientY).matrixTransform(made.svg.getScreenCTM().inverse()).x
-    - plot.left) / (plot.right - plot.left));
-  handle.addEventListener("pointerdown", event => made.svg.setPointerCapture(event.pointerId));
-  made.svg.addEventListener("pointermove", move);
+  svg.insertAdjacentHTML("beforeend", '<circle class="handle" r="18"/>');
+  const handle = svg.lastChild;
+  handle.addEventListener("pointerdown", event => handle.setPointerCapture(event.pointerId));
+  handle.addEventListener("pointermove", event => {
+    const { x } = new DOMPoint(event.x, event.y).matrixTransform(svg.getScreenCTM().inverse());
+    if (handle.hasPointerCapture(event.pointerId)) set("r", (x - X(0)) / (X(1) - X(0)));
+  });
 }
 
 function gae(div) {
-  const plot = axes([-0.5, 50.5], [0, 1], [34, 354, 12, 160]), { X, Y } = plot;
+  const plot = axes([-0.5, 50.5], [0, 1], [34, 354, 24, 160]), { X, Y, upright } = plot;
   const knobs = { lambda: ["λ of GAE", 0, 1, 0.01, 0.95, x => fixed(x)],
-                  gamma: ["γ, the discount", 0.9, 1, 0.001, 0.99, x => fixed(x, 3)] };
-  const note = "Eq. 11: Â<sub>t</sub> = δ<sub>t</sub> + γλ δ<sub>t+1</sub> + (γλ)<sup>2</sup> "
-    + "δ<sub>t+2</sub> + … A bar is the weight (γλ)<sup>k</sup> of δ<sub>t+k</sub>, the error of V "
-    + "after step k. Dark: the first half of the weight.";
+                  gamma: ["γ, discount", 0.9, 1, 0.001, 0.99, x => fixed(x, 3)] };
+  const note = `Eq. 11: Â<sub>t</sub> = δ<sub>t</sub> + γλ δ<sub>t+1</sub> + (γλ)<sup>2</sup>
+    δ<sub>t+2</sub> + … A bar is the weight of δ<sub>t+k</sub>. Dark: half of all the weight.`;
   picture(div, 196, knobs, note, ({ gamma, lambda }) => {
-    const { weights, sum, half } = gaeWeights(gamma, lambda, 51), endless = sum === Infinity;
-    const bars = weights.map((w, k) => rect(X(k - 0.38), Y(w), X(0.76) - X(0), 160 - Y(w),
-                                            k < half ? "blue" : "pale")).join("");
-    const drawing = bars + plot.draw([0, 10, 20, 30, 40, 50], [0, 0.5, 1])
-      + text(354, 192, "k, steps ahead", "soft end") + text(44, 22, "(γλ)^k", "blue")
-      + (half < 50 ? line(X(half - 0.5), 12, X(half - 0.5), 160, "soft dash thin")
-         + text(X(half - 0.5) + 5, 44, "half of the weight", "soft") : "");
-    const steps = half === 1 ? "the next step" : `the next ${half} steps`;
-    const size = endless ? "Every δ has the weight 1: the sum has no bound but the rollout's end."
-      : `The weights add up to 1 / (1 − γλ) = ${fixed(sum, 1)}; half of the weight lies within ${steps}.`;
-    const end = lambda === 0 ? " λ = 0: Â<sub>t</sub> = δ<sub>t</sub>, the one-step error. It trusts V: "
-      + "all bias, little variance."
-      : lambda === 1 ? " λ = 1: Eq. 10, the rewards that followed minus V. All variance, no bias by V."
-      : ` Beyond k = 50: ${percent((gamma * lambda) ** 51)}.`;
-    return [drawing, size + end];
+    const { weights, sum, half } = gaeWeights(gamma, lambda, 51);
+    const bar = (w, k) => rect(X(k - 0.38), Y(w), X(0.76) - X(0), 160 - Y(w),
+                               k < half ? "blue" : "pale");
+    const drawing = weights.map(bar).join("") + plot.draw([0, 10, 20, 30, 40, 50], [0, 0.5, 1])
+      + text(354, 192, "k, steps ahead", "soft end") + text(34, 14, "weight (γλ)^k", "blue")
+      + (half < 50 ? upright(half - 0.5) : "");
+    const size = sum === Infinity ? "Every δ up to the rollout's end has the weight 1."
+      : `The weights add up to 1 / (1 − γλ) = ${fixed(sum, 1)}; half of the weight lies within
+        the next ${half === 1 ? "step" : `${half} steps`}.`;
+    const end = { 0: "λ = 0: Â<sub>t</sub> = δ<sub>t</sub>, the one-step error: all bias.",
+                  1: "λ = 1: Eq. 10, the rewards that followed minus V: all variance." };
+    return [drawing, `${size} ${end[lambda] ?? ""}`];
   });
 }
 
 function trust(div, { trust: data }) {
-  const model = twoWeights(data), { theta } = model, n = 56;
-  let zoom = 0, background;
-  function contours(delta) {  // what depends on δ only
-    const half = 1.45 * Math.max(...model.reach) * Math.sqrt(delta);
+  const { theta } = data, model = twoWeights(data), [[a, b], [, d]] = model.fisher, n = 56;
+  function background(delta) {  // axes and contours: what depends on δ only
+    const half = 1.45 * Math.sqrt(2 * delta * Math.max(a, d) / (a * d - b * b));  // 1.45 ellipses
     const [xs, ys] = theta.map(t => [t - half, t + half]);
     const plot = axes(xs, ys, [46, 350, 10, 314]), { X, Y } = plot;
-    const at = ([i, j]) => [xs[0] + 2 * half * i / (n - 1), ys[0] + 2 * half * j / (n - 1)];
-    const grid = range(n, i => range(n, j => model.measure(at([i, j]))));
-    const [ls, kls] = ["l", "kl"].map(key => grid.map(row => row.map(cell => cell[key])));
-    const lOld = model.measure(theta).l, gains = ls.map(row => row.map(l => l - lOld));
-    const place = point => at(point).map((value, k) => (k ? Y : X)(value));
-    const levels = ticks(Math.min(...gains.flat()), Math.max(...gains.flat()), 9);
-    const label = level => {  // where the line meets the right edge
-      const j = range(n - 1, k => k).find(k => gains[n - 1][k] < level !== gains[n - 1][k + 1] < level);
-      return j > 1 && j < n - 3 ? text(346, place([n - 1, j + 0.5])[1] + 4,
-                                       `${level > 0 ? "+" : ""}${String(level).replace("-", "−")}`, "soft end") : "";
-    };
-    return { half, X, Y, drawing: plot.draw(ticks(...xs, 5), ticks(...ys, 5))
-      + levels.map(level => pairs(contour(gains, level).map(place), level ? "rule" : "soft")).join("")
-      + [0.25, 1, 2.25].map(f => pairs(contour(kls, f * delta).map(place),
-                                       `blue ${f === 1 ? "bold" : "thin"}`)).join("")
-      + levels.map(label).join("") };
-  }
-  const knobs = { delta: ["δ, bound of KL", -3, 0, 0.05, -1, x => (10 ** x).toPrecision(2)],
-                  damping: ["damping of A", 0, 0.2, 0.005, 0, x => fixed(x, 3)],
-                  k: ["α, the fraction", 0, 9, 1, 0, k => fixed(0.8 ** k, 3)] };
-  const note = "A policy with two weights on CartPole, π(right | s) = σ(θ<sub>1</sub> angle + "
-    + "θ<sub>2</sub> angular velocity), and 300 samples of it; its second weight has the wrong sign. "
-    + "Advantages: the script's GAE and critic. Blue: true KL of ¼, 1 and 2¼ δ, bold at δ; dashed: "
-    + "δ by the quadratic model. Grey: L minus L(θ<sub>old</sub>). The picture zooms with δ.";
-  const made = picture(div, 350, knobs, note, ({ delta: power, damping, k }) => {
-    const delta = 10 ** power, alpha = 0.8 ** k;
-    if (delta !== zoom) [zoom, background] = [delta, contours(delta)];
-    const { X, Y } = background, { natural, gradient } = model.steps(delta, damping);
-    const to = step => [X(theta[0] + step[0]), Y(theta[1] + step[1])], origin = to([0, 0]);
-    const step = natural.map(x => alpha * x), { gain, kl } = model.after(step), other = model.after(gradient);
-    const accepted = gain > 0 && kl <= delta;
-    const [[a, b], [, d]] = model.fisher, det = a * d - b * b;
-    const ellipse = range(73, i => {  // ½ xᵀ A x = δ, by A's Cholesky factor
-      const [u, v] = [Math.cos(i * Math.PI / 36), Math.sin(i * Math.PI / 36)].map(x => x * Math.sqrt(2 * delta));
-      const y = v / Math.sqrt(det / a);
-      return to([u / Math.sqrt(a) - b / a * y, y]);
+    const at = (i, low) => low + 2 * half * i / (n - 1);
+    const place = ([i, j]) => [X(at(i, xs[0])), Y(at(j, ys[0]))];
+    const grid = range(n, i => range(n, j => model.after([at(i, -half), at(j, -half)])));
+    const [gains, kls] = ["gain", "kl"].map(key => grid.map(row => row.map(cell => cell[key])));
+    const levels = ticks(Math.min(...gains.flat()), Math.max(...gains.flat()), 9).map(level => {
+      const points = contour(gains, level).map(place);
+      const words = `${level > 0 ? "+" : ""}${minus(level)}`;
+      const end = points.find(([x, y]) => x > 349.9 && y > 24 && y < 300 || y < 10.1 && x > 60);
+      return path(points, level ? "rule" : "soft thin", 2)
+        + (end ? text(Math.min(end[0], 334), Math.max(end[1] + 4, 22), words, "soft middle") : "");
     });
-    const name = (end, words, css) => text(end[0] + (end[0] < origin[0] ? -8 : 8), end[1] - 8, words,
-                                           `${css} ${end[0] < origin[0] ? "end" : ""}`);
-    const drawing = background.drawing + curve(ellipse, "blue dash")
-      + arrow(...origin, ...to(gradient), "orange bold dash") + arrow(...origin, ...to(natural), "ink bold")
-      + name(to(gradient), "gradient", "orange") + name(to(natural), "natural", "")
-      + dot(...origin) + text(origin[0] + 8, origin[1] + 16, "θold")
-      + dot(...to(step), accepted ? "" : "open")
+    const rings = [0.25, 1, 2.25].map(f => contour(kls, f * delta).map(place));
+    const [x, y] = rings[1].reduce((p, q) => q[1] > p[1] ? q : p);
+    return { X, Y, drawing: plot.draw(ticks(...xs, 5), ticks(...ys, 5)) + levels.join("")
+      + rings.map((ring, k) => path(ring, `blue ${k === 1 ? "bold" : "thin"}`, 2)).join("")
+      + text(x, y + 16, "KL = δ", "blue middle") };
+  }
+  const knobs = { power: ["δ, bound of KL", -3, 0, 0.05, -1, x => (10 ** x).toPrecision(2)],
+                  damping: ["damping of A", 0, 0.2, 0.005, 0, x => fixed(x, 3)],
+                  k: ["α, fraction", 0, 9, 1, 0, k => fixed(0.8 ** k, 3)] };
+  const note = `A policy with two weights on CartPole, π(right | s) = σ(θ<sub>1</sub> angle +
+    θ<sub>2</sub> angular velocity), whose second weight has the wrong sign. Blue: KL of ¼ δ, δ
+    (bold) and 2¼ δ on ${data.samples.length} samples; dashed: δ by the quadratic model. Grey:
+    the change of L. The picture zooms with δ. trpo_continuous.py: damping 0.1, δ = 0.01.`;
+  let drawn, back;
+  const made = picture(div, 350, knobs, note, ({ power, damping, k }) => {
+    const delta = 10 ** power, alpha = 0.8 ** k;
+    if (delta !== drawn) [drawn, back] = [delta, background(delta)];
+    const { natural, gradient } = model.steps(delta, damping), step = natural.map(x => alpha * x);
+    const place = ([x, y]) => [back.X(theta[0] + x), back.Y(theta[1] + y)];
+    const [origin, tip, other] = [[0, 0], natural, gradient].map(place);
+    const ellipse = range(73, i => {  // ½ xᵀ A x = δ
+      const way = [Math.cos, Math.sin].map(f => f(i * Math.PI / 36));
+      return place(way.map(x => x * Math.sqrt(delta / model.quadratic(way))));
+    });
+    const name = ([x, y], right, words, css) => text(x + (right ? 8 : -8), y - 8, words,
+                                                     `${css} ${right ? "" : "end"}`);
+    const { gain, kl } = model.after(step), plain = model.after(gradient);
+    const accepted = gain > 0 && kl <= delta;
+    const drawing = back.drawing + path(ellipse, "blue dash") + arrow(origin, other, "orange bold")
+      + arrow(origin, tip, "ink bold") + name(other, other[0] > tip[0], "gradient step", "orange")
+      + name(tip, other[0] < tip[0], "natural step", "") + dot(...origin)
+      + text(origin[0] + 8, origin[1] + 16, "θ_old") + dot(...place(step), !accepted)
       + text(350, 346, "θ₁, weight of the angle", "soft end")
-      + `<g transform="rotate(-90 12 10)">${text(12, 14, "θ₂, of the angular velocity", "soft end")}</g>`;
+      + '<g transform="rotate(-90)">'
+      + text(-10, 13, "θ₂, weight of the angular velocity", "soft end") + "</g>";
     const verdict = accepted ? "KL ≤ δ and L rises: <b>accepted</b>."
-      : `${kl > delta ? "KL is above δ" : "L does not rise"}: <b>shrunk</b> by 0.8.`;
-    return [drawing, `Try ${k + 1}, α = ${fixed(alpha, 3)}: the true KL is ${fixed(kl, 4)}, by the `
-      + `quadratic model ${fixed(model.quadratic(step), 4)}; L changes by ${fixed(gain, 4)}. ${verdict} `
-      + `The gradient step, of KL δ by the model: ${fixed(other.kl, 4)}, ${fixed(other.gain, 4)}.`];
+      : `${kl > delta ? "KL is above δ" : "L does not rise"}: <b>shrink</b>.`;
+    return [drawing, `α = ${fixed(alpha, 3)}: KL is ${fixed(kl, 4)}, by the quadratic model
+      ${fixed(model.quadratic(step), 4)}. L changes by ${fixed(gain, 4)}. ${verdict} The gradient
+      step: KL ${fixed(plain.kl, 4)}, L changes by ${fixed(plain.gain, 4)}.`];
   });
-  const found = () => model.tries(10 ** made.values.delta, made.values.damping);
   walk(made.panel, "line search", () => made.set("k", 0), () => {
-    if (made.values.k + 1 >= found().length) return false;
-    made.set("k", made.values.k + 1);
-    return true;
+    const { power, damping, k } = made.values, more = model.tries(10 ** power, damping)[k + 1];
+    if (more) made.set("k", k + 1);
+    return more;
   });
 }
 
 function update(div, { update: { clip: clipped, none } }) {
-  const last = clipped.length - 1, total = clipped[0][0].reduce((a, b) => a + b), eps = 0.2;
-  const shares = row => row[0].map(count => count / total), bins = clipped[0][0].length - 1;
+  const last = clipped.length - 1, total = clipped[0][0].reduce((a, b) => a + b);
+  const shares = row => row[0].map(count => count / total);
   const most = Math.max(...[...clipped.slice(1), ...none.slice(1)].flatMap(shares));
-  const plot = axes([0, 2.12], [0, most], [34, 354, 16, 160]), { X, Y } = plot;
-  const edge = k => 2 * k / bins, high = share => Y(Math.min(share, most));
-  const knobs = { epoch: ["epochs so far", 0, last, 1, last, String] };
-  const note = `The first update of ppo_continuous.py on HalfCheetah: the ratios of all ${total} samples. `
-    + "Blue: with clipping (Eq. 7), ε = 0.2. Orange: the same rollout without (Eq. 6, "
-    + "<code>--objective none</code>). L<sup>CLIP</sup> is measured for both.";
-  const made = picture(div, 290, knobs, note, ({ epoch }) => {
-    const [ours, others] = [clipped, none].map(rows => shares(rows[epoch]));
-    const bars = ours.map((share, k) => rect(X(edge(k)) + 0.3, high(share), X(edge(1)) - X(0) - 0.6,
-                                             160 - high(share), "pale")).join("");
-    const outline = others.flatMap((share, k) => [[X(edge(k)), high(share)], [X(edge(k + 1)), high(share)]]);
-    const lines = ["L^CLIP", "KL", "clip fraction"].map((title, k) => {
-      const column = rows => rows.map(row => row[k + 1]), all = [...column(clipped), ...column(none)];
-      const small = axes([0, last], [Math.min(0, ...all), Math.max(...all)], [0, 96, 216, 260].map(
-        (x, i) => i < 2 ? x + 14 + 122 * k : x));
-      const draw = (rows, css) => curve(column(rows).map((y, x) => [small.X(x), small.Y(y)]), css);
-      const value = rows => fixed(rows[epoch][k + 1], 3);
-      return text(small.left, 208, title) + line(small.left, small.Y(0), small.right, small.Y(0), "rule")
-        + line(small.X(epoch), 216, small.X(epoch), 260, "soft thin")
-        + draw(none, "orange dash") + draw(clipped, "blue bold")
-        + text(small.left, 279, value(clipped), "blue") + text(small.right, 279, value(none), "orange end");
-    });
-    const drawing = [1 - eps, 1 + eps].map(x => line(X(x), 16, X(x), 160, "soft dash thin")).join("")
-      + text(X(1 - eps) - 4, 26, "1 − ε", "soft end") + text(X(1 + eps) + 4, 26, "1 + ε", "soft")
-      + bars + curve(outline, "orange bold")
-      + plot.draw([0, 0.5, 1, 1.5], ticks(0, most, 4), x => fixed(x, x % 1 ? 1 : 0))
-      + text(354, 176, "&gt; 2", "soft end") + lines.join("");
-    const outside = rows => percent(rows[epoch][3]);
-    const says = epoch === 0 ? "Epoch 0: θ = θ<sub>old</sub>, and all ratios are exactly 1."
-      : `After epoch ${epoch} of ${last}: with clipping ${outside(clipped)} of the ratios lie outside 1 ± ε, `
-      + `without it ${outside(none)}. KL is ${fixed(clipped[epoch][2], 3)} and ${fixed(none[epoch][2], 3)}.`;
-    return [drawing, says];
+  const plot = axes([0, 92 / 45], [0, most], [34, 354, 16, 160]), { X } = plot;
+  const Y = share => plot.Y(Math.min(share, most)), edge = k => X(2 * k / 45);
+  const knobs = { epoch: ["epochs", 0, last, 1, last, String] };
+  const note = `The first update of ppo_continuous.py on HalfCheetah: the ratios of all ${total}
+    samples, ε = 0.2. Blue: with clipping (Eq. 7). Orange: the same rollout without (Eq. 6,
+    <code>--objective none</code>). L<sup>CLIP</sup> is measured for both.`;
+  const made = picture(div, 298, knobs, note, ({ epoch }) => {
+    const [bars, others] = [clipped, none].map(rows => shares(rows[epoch]));
+    const outline = others.flatMap((share, k) => [k, k + 1].map(e => [edge(e), Y(share)]));
+    const small = (title, k) => {
+      const column = rows => rows.map(row => row[k + 1]), all = [clipped, none].flatMap(column);
+      const part = axes([0, last], [Math.min(0, ...all), Math.max(...all)],
+                        [14 + 122 * k, 110 + 122 * k, 226, 270]);
+      const curve = (rows, css) => path(column(rows).map((y, x) => [part.X(x), part.Y(y)]), css);
+      const number = rows => fixed(rows[epoch][k + 1], 3);
+      return text(part.left, 218, title) + part.upright(epoch)
+        + line(part.left, part.Y(0), part.right, part.Y(0), "rule")
+        + curve(none, "orange") + curve(clipped, "blue bold")
+        + text(part.left, 289, number(clipped), "blue")
+        + text(part.right, 289, number(none), "orange end");
+    };
+    const drawing = bars.map((share, k) => rect(edge(k) + 0.3, Y(share), edge(1) - edge(0) - 0.6,
+                                                160 - Y(share), "pale")).join("")
+      + plot.epsilon(0.2) + path(outline, "orange bold")
+      + plot.draw([0, 0.5, 1, 1.5], ticks(0, most, 4)) + text(354, 176, "&gt; 2", "soft end")
+      + text(34, 10, "share of the samples", "soft") + text(354, 191, "ratio r", "soft end")
+      + text(354, 42, "with clipping", "blue end") + text(354, 58, "without", "orange end")
+      + ["L^CLIP", "KL", "clip fraction"].map(small).join("");
+    return [drawing, epoch === 0 ? "Epoch 0: θ = θ<sub>old</sub>, and all ratios are exactly 1."
+      : `After epoch ${epoch} of ${last}: with clipping ${percent(clipped[epoch][3])} of the ratios
+        lie outside 1 ± ε, without it ${percent(none[epoch][3])}.`];
   });
   walk(made.panel, "play", () => made.set("epoch", 0), () => {
     made.set("epoch", made.values.epoch + 1);
@@ -364,5 +342,5 @@ function update(div, { update: { clip: clipped, none } }) {
 const draw = { clip, gae, trust, update };
 const recorded = JSON.parse(document.getElementById("recorded")?.textContent ?? "null");
 for (const div of document.querySelectorAll(".moving")) draw[div.dataset.picture](div, recorded);
-return { clipTerm, gaeWeights, twoWeights, contour, recorded };
+return { clipTerm, clipSentence, gaeWeights, twoWeights, contour };
 })();
