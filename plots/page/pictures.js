@@ -1,5 +1,5 @@
-// Pictures that can be moved. Each <div class="moving" data-picture="clip"> is filled by the
-// function of that name. The data of two of them are those of plots/record.py, in #recorded.
+// Pictures that can be moved. The function `clip` fills each <div class="moving"
+// data-picture="clip">, and so on. The data of two of them, in #recorded, are of plots/record.py.
 window.pictures = (() => {
 // ------------------------------------------------------------------------------ Mathematics
 
@@ -38,23 +38,15 @@ function twoWeights({ theta, samples }) {
     return { gain: gain / samples.length, kl: kl / samples.length };
   }
 
-  function steps(delta, damping) {  // β s of App. C; a gradient step of KL δ by the same model
+  function attempt(delta, damping, k) {  // try k of the line search of trpo_continuous.py
     const [m, n] = [a + damping, d + damping], det = m * n - b * b;
     const s = [(n * g[0] - b * g[1]) / det, (m * g[1] - b * g[0]) / det];  // (A + damping) s = g
-    const beta = Math.sqrt(2 * delta / (s[0] * g[0] + s[1] * g[1]));
-    const length = Math.sqrt(delta / quadratic(g));
-    return { natural: s.map(x => beta * x), gradient: g.map(x => length * x) };
+    const beta = Math.sqrt(2 * delta / (s[0] * g[0] + s[1] * g[1])), natural = s.map(x => beta * x);
+    const alpha = 0.8 ** k, step = natural.map(x => alpha * x), { gain, kl } = after(step);
+    const gradient = g.map(x => x * Math.sqrt(delta / quadratic(g)));  // KL δ by the same model
+    return { natural, gradient, alpha, step, gain, kl, accepted: gain > 0 && kl <= delta };
   }
-
-  function tries(delta, damping) {  // trpo_continuous.py's line_search: up to ten, factor 0.8
-    const { natural } = steps(delta, damping), found = [];
-    for (let k = 0; k < 10 && !found.at(-1)?.accepted; k++) {
-      const alpha = 0.8 ** k, { gain, kl } = after(natural.map(x => alpha * x));
-      found.push({ alpha, gain, kl, accepted: gain > 0 && kl <= delta });
-    }
-    return found;
-  }
-  return { g, fisher: [[a, b], [b, d]], quadratic, after, steps, tries };
+  return { g, fisher: [[a, b], [b, d]], quadratic, after, attempt };
 }
 
 // Marching squares: pairs of points between which a grid of values crosses a level.
@@ -65,7 +57,7 @@ function contour(grid, level) {
     corners.forEach(([x, y], k) => {
       const [u, v] = corners[(k + 1) % 4], from = grid[x][y] - level, to = grid[u][v] - level;
       const t = from / (from - to);
-      if (from < 0 !== to < 0) points.push([x + t * (u - x), y + t * (v - y)]);
+      if ((from < 0) !== (to < 0)) points.push([x + t * (u - x), y + t * (v - y)]);
     });
   }));
   return points;
@@ -75,7 +67,6 @@ function contour(grid, level) {
 
 const minus = x => String(x).replace("-", "−");
 const fixed = (x, digits = 2) => minus((+x.toFixed(digits)).toFixed(digits));
-const percent = x => `${fixed(100 * x, 1)} %`;
 const range = (count, f) => Array.from({ length: count }, (_, k) => f(k));
 
 function ticks(low, high, count) {  // at most about so many round numbers
@@ -147,15 +138,17 @@ function picture(div, height, knobs, note, draw) {
   return { svg, panel, values, set };
 }
 
-// A button that calls first(), then next() until that is false: one call a while, or all at once.
-function walk(panel, label, first, next) {
+// A button that moves a slider from 0, a step at a time, until it is done.
+function walk({ panel, values, set }, label, name, done) {
   panel.insertAdjacentHTML("beforeend", `<button type="button">${label}</button>`);
   let timer;
+  const next = () => done() ? clearInterval(timer) : set(name, values[name] + 1);
+  panel.addEventListener("input", () => clearInterval(timer));
   panel.lastChild.addEventListener("click", () => {
     clearInterval(timer);
-    first();
-    if (matchMedia("(prefers-reduced-motion: reduce)").matches) while (next());
-    else timer = setInterval(() => next() || clearInterval(timer), 800);
+    set(name, 0);
+    if (matchMedia("(prefers-reduced-motion: reduce)").matches) while (!done()) next();
+    else timer = setInterval(next, 800);
   });
 }
 
@@ -177,9 +170,9 @@ function clipSentence(r, advantage, eps) {
 
 function clip(div) {
   const plot = axes([0, 2], [-4, 4], [30, 350, 14, 234]), { X, Y } = plot;
-  const knobs = { eps: ["ε", 0.05, 0.5, 0.01, 0.2, x => fixed(x)],
+  const knobs = { eps: ["ε", 0.05, 0.5, 0.01, 0.2, fixed],
                   advantage: ["Â, advantage", -2, 2, 0.1, 1, x => fixed(x, 1)],
-                  r: ["r, ratio", 0, 2, 0.01, 1.31, x => fixed(x)] };
+                  r: ["r, ratio", 0, 2, 0.01, 1.31, fixed] };
   const note = `Figure 1 of the PPO paper, for one sample: its term L of L<sup>CLIP</sup> (Eq. 7)
     against the ratio r. Dashed: r Â, without clipping. The arrow: where gradient ascent moves r.
     The dot can be dragged.`;
@@ -212,14 +205,13 @@ function clip(div) {
 
 function gae(div) {
   const plot = axes([-0.5, 50.5], [0, 1], [34, 354, 24, 160]), { X, Y, upright } = plot;
-  const knobs = { lambda: ["λ of GAE", 0, 1, 0.01, 0.95, x => fixed(x)],
+  const knobs = { lambda: ["λ of GAE", 0, 1, 0.01, 0.95, fixed],
                   gamma: ["γ, discount", 0.9, 1, 0.001, 0.99, x => fixed(x, 3)] };
   const note = `Eq. 11: Â<sub>t</sub> = δ<sub>t</sub> + γλ δ<sub>t+1</sub> + (γλ)<sup>2</sup>
     δ<sub>t+2</sub> + … A bar is the weight of δ<sub>t+k</sub>. Dark: half of all the weight.`;
   picture(div, 196, knobs, note, ({ gamma, lambda }) => {
     const { weights, sum, half } = gaeWeights(gamma, lambda, 51);
-    const bar = (w, k) => rect(X(k - 0.38), Y(w), X(0.76) - X(0), 160 - Y(w),
-                               k < half ? "blue" : "pale");
+    const bar = (w, k) => rect(X(k) - 2.4, Y(w), 4.8, 160 - Y(w), k < half ? "blue" : "pale");
     const drawing = weights.map(bar).join("") + plot.draw([0, 10, 20, 30, 40, 50], [0, 0.5, 1])
       + text(354, 192, "k, steps ahead", "soft end") + text(34, 14, "weight (γλ)^k", "blue")
       + (half < 50 ? upright(half - 0.5) : "");
@@ -262,11 +254,12 @@ function trust(div, { trust: data }) {
     θ<sub>2</sub> angular velocity), whose second weight has the wrong sign. Blue: KL of ¼ δ, δ
     (bold) and 2¼ δ on ${data.samples.length} samples; dashed: δ by the quadratic model. Grey:
     the change of L. The picture zooms with δ. trpo_continuous.py: damping 0.1, δ = 0.01.`;
-  let drawn, back;
+  let drawn, back, tried;
   const made = picture(div, 350, knobs, note, ({ power, damping, k }) => {
-    const delta = 10 ** power, alpha = 0.8 ** k;
+    const delta = 10 ** power;
     if (delta !== drawn) [drawn, back] = [delta, background(delta)];
-    const { natural, gradient } = model.steps(delta, damping), step = natural.map(x => alpha * x);
+    tried = model.attempt(delta, damping, k);
+    const { natural, gradient, alpha, step, gain, kl, accepted } = tried;
     const place = ([x, y]) => [back.X(theta[0] + x), back.Y(theta[1] + y)];
     const [origin, tip, other] = [[0, 0], natural, gradient].map(place);
     const ellipse = range(73, i => {  // ½ xᵀ A x = δ
@@ -275,8 +268,7 @@ function trust(div, { trust: data }) {
     });
     const name = ([x, y], right, words, css) => text(x + (right ? 8 : -8), y - 8, words,
                                                      `${css} ${right ? "" : "end"}`);
-    const { gain, kl } = model.after(step), plain = model.after(gradient);
-    const accepted = gain > 0 && kl <= delta;
+    const plain = model.after(gradient);
     const drawing = back.drawing + path(ellipse, "blue dash") + arrow(origin, other, "orange bold")
       + arrow(origin, tip, "ink bold") + name(other, other[0] > tip[0], "gradient step", "orange")
       + name(tip, other[0] < tip[0], "natural step", "") + dot(...origin)
@@ -290,11 +282,7 @@ function trust(div, { trust: data }) {
       ${fixed(model.quadratic(step), 4)}. L changes by ${fixed(gain, 4)}. ${verdict} The gradient
       step: KL ${fixed(plain.kl, 4)}, L changes by ${fixed(plain.gain, 4)}.`];
   });
-  walk(made.panel, "line search", () => made.set("k", 0), () => {
-    const { power, damping, k } = made.values, more = model.tries(10 ** power, damping)[k + 1];
-    if (more) made.set("k", k + 1);
-    return more;
-  });
+  walk(made, "line search", "k", () => tried.accepted || made.values.k === 9);
 }
 
 function update(div, { update: { clip: clipped, none } }) {
@@ -322,25 +310,21 @@ function update(div, { update: { clip: clipped, none } }) {
         + text(part.left, 289, number(clipped), "blue")
         + text(part.right, 289, number(none), "orange end");
     };
-    const drawing = bars.map((share, k) => rect(edge(k) + 0.3, Y(share), edge(1) - edge(0) - 0.6,
-                                                160 - Y(share), "pale")).join("")
-      + plot.epsilon(0.2) + path(outline, "orange bold")
+    const bar = (share, k) => rect(edge(k) + 0.3, Y(share), 6.3, 160 - Y(share), "pale");
+    const drawing = bars.map(bar).join("") + plot.epsilon(0.2) + path(outline, "orange bold")
       + plot.draw([0, 0.5, 1, 1.5], ticks(0, most, 4)) + text(354, 176, "&gt; 2", "soft end")
       + text(34, 10, "share of the samples", "soft") + text(354, 191, "ratio r", "soft end")
       + text(354, 42, "with clipping", "blue end") + text(354, 58, "without", "orange end")
       + ["L^CLIP", "KL", "clip fraction"].map(small).join("");
     return [drawing, epoch === 0 ? "Epoch 0: θ = θ<sub>old</sub>, and all ratios are exactly 1."
-      : `After epoch ${epoch} of ${last}: with clipping ${percent(clipped[epoch][3])} of the ratios
-        lie outside 1 ± ε, without it ${percent(none[epoch][3])}.`];
+      : `After epoch ${epoch} of ${last}: with clipping ${fixed(100 * clipped[epoch][3], 1)} % of
+        the ratios lie outside 1 ± ε, without it ${fixed(100 * none[epoch][3], 1)} %.`];
   });
-  walk(made.panel, "play", () => made.set("epoch", 0), () => {
-    made.set("epoch", made.values.epoch + 1);
-    return made.values.epoch < last;
-  });
+  walk(made, "play", "epoch", () => made.values.epoch === last);
 }
 
 const draw = { clip, gae, trust, update };
 const recorded = JSON.parse(document.getElementById("recorded")?.textContent ?? "null");
 for (const div of document.querySelectorAll(".moving")) draw[div.dataset.picture](div, recorded);
-return { clipTerm, clipSentence, gaeWeights, twoWeights, contour };
+return { clipTerm, gaeWeights, twoWeights };
 })();
