@@ -1,7 +1,4 @@
-"""Record plots/page/recorded.json for the page's moving pictures: python plots/record.py
-
-A rollout of a policy with two weights on CartPole, by trpo_continuous.py, and ppo_continuous.py's
-first update on HalfCheetah, with and without clipping."""
+"""Record plots/page/recorded.json, which the moving pictures show: python plots/record.py"""
 
 import json
 import sys
@@ -32,9 +29,8 @@ def trust_region(args):
     """θ_old, and a rollout's samples: angle, angular velocity (normalised), action, Â."""
     envs, obs, net = start(trpo, args)
     net.actor = torch.nn.Sequential(torch.nn.Linear(4, 2)).requires_grad_(False)
-    weight, bias = net.actor.parameters()
-    weight.copy_(torch.tensor([[0.0] * 4, [0, 0, *THETA]]))  # logits: 0, θ1 angle + θ2 velocity
-    bias.zero_()
+    weights = torch.tensor([0.0] * 6 + THETA + [0.0] * 2)  # logits: 0, θ1 angle + θ2 velocity
+    torch.nn.utils.vector_to_parameters(weights, net.actor.parameters())
     optimizer = torch.optim.Adam(net.critic.parameters(), args.learning_rate, fused=True)
     for k in range(6):  # in five rollouts the critic learns this policy's values; the last is kept
         batch, obs, _ = trpo.rollout(envs, obs, net, args.num_steps)

@@ -60,6 +60,15 @@ for (const kind of ["trust", "update"]) one[kind].querySelector("button").click(
 setTimeout(() => {  // by now the buttons have done their walks
   found.fraction = one.trust.querySelector("[name=k]").value;
   found.epoch = one.update.querySelector("[name=epoch]").value;
+  window.matchMedia = () => ({ matches: true });  // someone prefers no motion
+  one.update.querySelector("button").click();
+  found.atOnce = one.update.querySelector("[name=epoch]").value;
+  const handle = one.clip.querySelector(".handle");
+  const box = one.clip.querySelector("svg").getBoundingClientRect();
+  handle.hasPointerCapture = () => true;
+  const [clientX, clientY] = [box.x + box.width * 150 / 360, box.y];  // of 30 to 350, r = 0 to 2
+  handle.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY }));
+  found.dragged = one.clip.querySelector("[name=r]").value;
   document.body.innerHTML = "<pre></pre>";
   document.body.firstChild.textContent = JSON.stringify(found);
 }, 12000);
@@ -99,6 +108,7 @@ def test_clip_is_eq_7_and_says_where_its_gradient_ends(found):
         expected = min(r * advantage, np.clip(r, 1 - eps, 1 + eps) * advantage)
         assert (term["l"], term["slope"]) == pytest.approx((expected, ratio.grad.item()))
         assert is_open == (ratio.grad.item() == 0)
+    assert float(found.dragged) == pytest.approx(0.75)
 
 
 @in_a_browser
@@ -191,7 +201,7 @@ def test_trust_says_what_it_computed_and_its_button_searches(found, policy):
     stats = trpo.trust_region_step(net, samples, trpo.Args(max_kl=max_kl, cg_damping=0))
     assert 0.8 ** int(found.fraction) == pytest.approx(stats["step_fraction"])
     assert int(found.fraction) > 1, "the recorded step should be one that shrinks"
-    assert found.says["open"] == 1 and f"{max_kl * 0.64:.4f}" in found.says["says"]
+    assert found.says["open"] == 1 and f"{max_kl * 0.64:.3g}" in found.says["says"]
 
 
 @in_a_browser
@@ -199,7 +209,7 @@ def test_update_says_the_recorded_numbers(found):
     for epoch, shown in enumerate(found.update):
         for objective in ("clip", "none") if epoch else ():
             assert f"{100 * RECORDED['update'][objective][epoch][3]:.1f}" in shown["says"]
-    assert found.epoch == "10"
+    assert found.epoch == found.atOnce == "10"
 
 
 def test_the_recorded_ratios_begin_at_1_and_their_tails_are_the_clip_fraction():

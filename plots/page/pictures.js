@@ -14,7 +14,7 @@ function clipTerm(r, advantage, eps) {
 // The weights of δ_t, δ_{t+1}, ... in Eq. 11, their sum, and how many make half of it.
 function gaeWeights(gamma, lambda, count) {
   const decay = gamma * lambda;
-  const half = decay === 0 ? 1 : Math.ceil(Math.log(0.5) / Math.log(decay) - 1e-9);
+  const half = Math.max(1, Math.ceil(Math.log(2) / Math.log(1 / decay) - 1e-9));
   return { weights: range(count, k => decay ** k), sum: 1 / (1 - decay), half };
 }
 
@@ -67,6 +67,7 @@ function contour(grid, level) {
 
 const minus = x => String(x).replace("-", "−");
 const fixed = (x, digits = 2) => minus((+x.toFixed(digits)).toFixed(digits));
+const short = x => minus(+x.toPrecision(3));
 const range = (count, f) => Array.from({ length: count }, (_, k) => f(k));
 
 function ticks(low, high, count) {  // at most about so many round numbers
@@ -229,7 +230,7 @@ function trust(div, { trust: data }) {
   function background(delta) {  // axes and contours: what depends on δ only
     const half = 1.45 * Math.sqrt(2 * delta * Math.max(a, d) / (a * d - b * b));  // 1.45 ellipses
     const [xs, ys] = theta.map(t => [t - half, t + half]);
-    const plot = axes(xs, ys, [46, 350, 10, 314]), { X, Y } = plot;
+    const plot = axes(xs, ys, [54, 350, 10, 306]), { X, Y } = plot;
     const at = (i, low) => low + 2 * half * i / (n - 1);
     const place = ([i, j]) => [X(at(i, xs[0])), Y(at(j, ys[0]))];
     const grid = range(n, i => range(n, j => model.after([at(i, -half), at(j, -half)])));
@@ -242,7 +243,7 @@ function trust(div, { trust: data }) {
         + (end ? text(Math.min(end[0], 334), Math.max(end[1] + 4, 22), words, "soft middle") : "");
     });
     const rings = [0.25, 1, 2.25].map(f => contour(kls, f * delta).map(place));
-    const [x, y] = rings[1].reduce((p, q) => q[1] > p[1] ? q : p);
+    const [x, y] = rings[1].reduce((p, q) => q[1] > p[1] && q[0] < 300 ? q : p);
     return { X, Y, drawing: plot.draw(ticks(...xs, 5), ticks(...ys, 5)) + levels.join("")
       + rings.map((ring, k) => path(ring, `blue ${k === 1 ? "bold" : "thin"}`, 2)).join("")
       + text(x, y + 16, "KL = δ", "blue middle") };
@@ -255,7 +256,7 @@ function trust(div, { trust: data }) {
     (bold) and 2¼ δ on ${data.samples.length} samples; dashed: δ by the quadratic model. Grey:
     the change of L. The picture zooms with δ. trpo_continuous.py: damping 0.1, δ = 0.01.`;
   let drawn, back, tried;
-  const made = picture(div, 350, knobs, note, ({ power, damping, k }) => {
+  const made = picture(div, 342, knobs, note, ({ power, damping, k }) => {
     const delta = 10 ** power;
     if (delta !== drawn) [drawn, back] = [delta, background(delta)];
     tried = model.attempt(delta, damping, k);
@@ -273,14 +274,14 @@ function trust(div, { trust: data }) {
       + arrow(origin, tip, "ink bold") + name(other, other[0] > tip[0], "gradient step", "orange")
       + name(tip, other[0] < tip[0], "natural step", "") + dot(...origin)
       + text(origin[0] + 8, origin[1] + 16, "θ_old") + dot(...place(step), !accepted)
-      + text(350, 346, "θ₁, weight of the angle", "soft end")
+      + text(350, 338, "θ₁, weight of the angle", "soft end")
       + '<g transform="rotate(-90)">'
       + text(-10, 13, "θ₂, weight of the angular velocity", "soft end") + "</g>";
     const verdict = accepted ? "KL ≤ δ and L rises: <b>accepted</b>."
       : `${kl > delta ? "KL is above δ" : "L does not rise"}: <b>shrink</b>.`;
-    return [drawing, `α = ${fixed(alpha, 3)}: KL is ${fixed(kl, 4)}, by the quadratic model
-      ${fixed(model.quadratic(step), 4)}. L changes by ${fixed(gain, 4)}. ${verdict} The gradient
-      step: KL ${fixed(plain.kl, 4)}, L changes by ${fixed(plain.gain, 4)}.`];
+    return [drawing, `α = ${fixed(alpha, 3)}: KL is ${short(kl)}, by the quadratic model
+      ${short(model.quadratic(step))}. L changes by ${short(gain)}. ${verdict} The gradient step:
+      KL ${short(plain.kl)}, L changes by ${short(plain.gain)}.`];
   });
   walk(made, "line search", "k", () => tried.accepted || made.values.k === 9);
 }
@@ -298,27 +299,26 @@ function update(div, { update: { clip: clipped, none } }) {
   const made = picture(div, 298, knobs, note, ({ epoch }) => {
     const [bars, others] = [clipped, none].map(rows => shares(rows[epoch]));
     const outline = others.flatMap((share, k) => [k, k + 1].map(e => [edge(e), Y(share)]));
-    const small = (title, k) => {
+    const small = k => {
       const column = rows => rows.map(row => row[k + 1]), all = [clipped, none].flatMap(column);
       const part = axes([0, last], [Math.min(0, ...all), Math.max(...all)],
                         [14 + 122 * k, 110 + 122 * k, 226, 270]);
       const curve = (rows, css) => path(column(rows).map((y, x) => [part.X(x), part.Y(y)]), css);
-      const number = rows => fixed(rows[epoch][k + 1], 3);
-      return text(part.left, 218, title) + part.upright(epoch)
+      return text(part.left, 218, ["L^CLIP", "KL", "clip fraction"][k]) + part.upright(epoch)
         + line(part.left, part.Y(0), part.right, part.Y(0), "rule")
         + curve(none, "orange") + curve(clipped, "blue bold")
-        + text(part.left, 289, number(clipped), "blue")
-        + text(part.right, 289, number(none), "orange end");
+        + text(part.left, 289, fixed(clipped[epoch][k + 1], 3), "blue")
+        + text(part.right, 289, fixed(none[epoch][k + 1], 3), "orange end");
     };
     const bar = (share, k) => rect(edge(k) + 0.3, Y(share), 6.3, 160 - Y(share), "pale");
     const drawing = bars.map(bar).join("") + plot.epsilon(0.2) + path(outline, "orange bold")
       + plot.draw([0, 0.5, 1, 1.5], ticks(0, most, 4)) + text(354, 176, "&gt; 2", "soft end")
       + text(34, 10, "share of the samples", "soft") + text(354, 191, "ratio r", "soft end")
       + text(354, 42, "with clipping", "blue end") + text(354, 58, "without", "orange end")
-      + ["L^CLIP", "KL", "clip fraction"].map(small).join("");
+      + text(X(1), 10, epoch ? "" : "↑ all", "middle") + range(3, small).join("");
     return [drawing, epoch === 0 ? "Epoch 0: θ = θ<sub>old</sub>, and all ratios are exactly 1."
-      : `After epoch ${epoch} of ${last}: with clipping ${fixed(100 * clipped[epoch][3], 1)} % of
-        the ratios lie outside 1 ± ε, without it ${fixed(100 * none[epoch][3], 1)} %.`];
+      : `After epoch ${epoch} of ${last}: with clipping ${fixed(100 * clipped[epoch][3], 1)}% of
+        the ratios lie outside 1 ± ε, without it ${fixed(100 * none[epoch][3], 1)}%.`];
   });
   walk(made, "play", "epoch", () => made.values.epoch === last);
 }
