@@ -20,7 +20,7 @@ function gaeWeights(gamma, lambda, count) {
 
 // TRPO on a policy π(right | s) = σ(θ·x) and its samples [x1, x2, action, Â].
 function twoWeights({ theta, samples }) {
-  const logit = (x, [u, v]) => u * x[0] + v * x[1];
+  const logit = (x, theta) => theta[0] * x[0] + theta[1] * x[1];
   const old = samples.map(x => logit(x, theta)), p = old.map(z => 1 / (1 + Math.exp(-z)));
   const mean = f => samples.reduce((sum, x, i) => sum + f(x, i), 0) / samples.length;
   const fisherTerm = (j, k) => mean((x, i) => p[i] * (1 - p[i]) * x[j] * x[k]);
@@ -30,11 +30,11 @@ function twoWeights({ theta, samples }) {
 
   function after(step) {  // the change of the surrogate L, and KL(π_θold ‖ π_θ)
     let gain = 0, kl = 0;
-    samples.forEach((x, i) => {
-      const e = Math.exp(old[i] + logit(x, step)), q = e / (1 + e);
-      gain += ((x[2] ? q / p[i] : (1 - q) / (1 - p[i])) - 1) * x[3];
-      kl += Math.log((1 + e) * (1 - p[i])) - p[i] * logit(x, step);
-    });
+    for (let i = 0; i < samples.length; i++) {
+      const x = samples[i], shift = logit(x, step), e = Math.exp(old[i] + shift);
+      gain += ((x[2] ? e / p[i] : 1 / (1 - p[i])) / (1 + e) - 1) * x[3];
+      kl += Math.log((1 + e) * (1 - p[i])) - p[i] * shift;
+    }
     return { gain: gain / samples.length, kl: kl / samples.length };
   }
 
@@ -243,7 +243,7 @@ function trust(div, { trust: data }) {
         + (end ? text(Math.min(end[0], 334), Math.max(end[1] + 4, 22), words, "soft middle") : "");
     });
     const rings = [0.25, 1, 2.25].map(f => contour(kls, f * delta).map(place));
-    const [x, y] = rings[1].reduce((p, q) => q[1] > p[1] && q[0] < 300 ? q : p);
+    const [x, y] = rings[1].reduce((p, q) => q[1] > p[1] && q[0] < 260 ? q : p);
     return { X, Y, drawing: plot.draw(ticks(...xs, 5), ticks(...ys, 5)) + levels.join("")
       + rings.map((ring, k) => path(ring, `blue ${k === 1 ? "bold" : "thin"}`, 2)).join("")
       + text(x, y + 16, "KL = δ", "blue middle") };
