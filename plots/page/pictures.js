@@ -127,7 +127,7 @@ function picture(div, height, knobs, note, draw) {
       input.nextElementSibling.textContent = shown;
       input.setAttribute("aria-valuetext", shown);
     }
-    [svg.firstChild.innerHTML, says.innerHTML] = draw(values);
+    [svg.firstChild.innerHTML, says.innerHTML] = draw(values).map(x => x.replace(/\s+/g, " "));
     svg.setAttribute("aria-label", says.textContent);
   }
   function set(name, value) {
@@ -197,6 +197,7 @@ function clip(div) {
   });
   svg.insertAdjacentHTML("beforeend", '<circle class="handle" r="18"/>');
   const handle = svg.lastChild;
+  handle.addEventListener("touchstart", event => event.preventDefault(), { passive: false });
   handle.addEventListener("pointerdown", event => handle.setPointerCapture(event.pointerId));
   handle.addEventListener("pointermove", event => {
     const { x } = new DOMPoint(event.x, event.y).matrixTransform(svg.getScreenCTM().inverse());
@@ -226,7 +227,7 @@ function gae(div) {
 }
 
 function trust(div, { trust: data }) {
-  const { theta } = data, model = twoWeights(data), [[a, b], [, d]] = model.fisher, n = 56;
+  const { theta } = data, model = twoWeights(data), [[a, b], [, d]] = model.fisher, n = 60;
   function background(delta) {  // axes and contours: what depends on δ only
     const half = 1.45 * Math.sqrt(2 * delta * Math.max(a, d) / (a * d - b * b));  // 1.45 ellipses
     const [xs, ys] = theta.map(t => [t - half, t + half]);
@@ -263,8 +264,8 @@ function trust(div, { trust: data }) {
     const { natural, gradient, alpha, step, gain, kl, accepted } = tried;
     const place = ([x, y]) => [back.X(theta[0] + x), back.Y(theta[1] + y)];
     const [origin, tip, other] = [[0, 0], natural, gradient].map(place);
-    const ellipse = range(73, i => {  // ½ xᵀ A x = δ
-      const way = [Math.cos, Math.sin].map(f => f(i * Math.PI / 36));
+    const ellipse = range(145, i => {  // ½ xᵀ A x = δ
+      const way = [Math.cos, Math.sin].map(f => f(i * Math.PI / 72));
       return place(way.map(x => x * Math.sqrt(delta / model.quadratic(way))));
     });
     const name = ([x, y], right, words, css) => text(x + (right ? 8 : -8), y - 8, words,
@@ -293,16 +294,15 @@ function update(div, { update: { clip: clipped, none } }) {
   const plot = axes([0, 92 / 45], [0, most], [34, 354, 16, 160]), { X } = plot;
   const Y = share => plot.Y(Math.min(share, most)), edge = k => X(2 * k / 45);
   const knobs = { epoch: ["epochs", 0, last, 1, last, String] };
-  const note = `The first update of ppo_continuous.py on HalfCheetah: the ratios of all ${total}
-    samples, ε = 0.2. Blue: with clipping (Eq. 7). Orange: the same rollout without (Eq. 6,
-    <code>--objective none</code>). L<sup>CLIP</sup> is measured for both.`;
+  const note = `The first update of ppo_continuous.py on HalfCheetah: all ${total} ratios, ε = 0.2;
+    and without clipping (Eq. 6), the same rollout. L<sup>CLIP</sup> is measured for both.`;
   const made = picture(div, 298, knobs, note, ({ epoch }) => {
     const [bars, others] = [clipped, none].map(rows => shares(rows[epoch]));
     const outline = others.flatMap((share, k) => [k, k + 1].map(e => [edge(e), Y(share)]));
     const small = k => {
       const column = rows => rows.map(row => row[k + 1]), all = [clipped, none].flatMap(column);
       const part = axes([0, last], [Math.min(0, ...all), Math.max(...all)],
-                        [14 + 122 * k, 110 + 122 * k, 226, 270]);
+                        [34 + 112 * k, 130 + 112 * k, 226, 270]);
       const curve = (rows, css) => path(column(rows).map((y, x) => [part.X(x), part.Y(y)]), css);
       return text(part.left, 218, ["L^CLIP", "KL", "clip fraction"][k]) + part.upright(epoch)
         + line(part.left, part.Y(0), part.right, part.Y(0), "rule")
