@@ -252,10 +252,10 @@ function trust(div, { trust: data }) {
   const knobs = { power: ["δ, bound of KL", -3, 0, 0.05, -1, x => (10 ** x).toPrecision(2)],
                   damping: ["damping of A", 0, 0.2, 0.005, 0, x => fixed(x, 3)],
                   k: ["α, fraction", 0, 9, 1, 0, k => fixed(0.8 ** k, 3)] };
-  const note = `A policy with two weights on CartPole, π(right | s) = σ(θ<sub>1</sub> angle +
-    θ<sub>2</sub> angular velocity), whose second weight has the wrong sign. Blue: KL of ¼ δ, δ
-    (bold) and 2¼ δ on ${data.samples.length} samples; dashed: δ by the quadratic model. Grey:
-    the change of L. The picture zooms with δ. trpo_continuous.py: damping 0.1, δ = 0.01.`;
+  const note = `A policy with two weights on CartPole: π(right | s) = σ(θ<sub>1</sub> angle +
+    θ<sub>2</sub> velocity), both normalised; θ<sub>2</sub> has the wrong sign. Blue: KL of ¼ δ, δ
+    (bold), 2¼ δ; dashed: δ by the quadratic model. Grey: change of L on 300 samples, Â by the
+    script's GAE and critic. It zooms with δ. trpo_continuous.py: damping 0.1, δ = 0.01.`;
   let drawn, back, tried;
   const made = picture(div, 342, knobs, note, ({ power, damping, k }) => {
     const delta = 10 ** power;
@@ -294,8 +294,8 @@ function update(div, { update: { clip: clipped, none } }) {
   const plot = axes([0, 92 / 45], [0, most], [34, 354, 16, 160]), { X } = plot;
   const Y = share => plot.Y(Math.min(share, most)), edge = k => X(2 * k / 45);
   const knobs = { epoch: ["epochs", 0, last, 1, last, String] };
-  const note = `The first update of ppo_continuous.py on HalfCheetah: all ${total} ratios, ε = 0.2;
-    and without clipping (Eq. 6), the same rollout. L<sup>CLIP</sup> is measured for both.`;
+  const note = `The first update of ppo_continuous.py on HalfCheetah: all ${total} ratios, ε = 0.2.
+    The same rollout also without clipping (Eq. 6). L<sup>CLIP</sup> is measured for both.`;
   const made = picture(div, 298, knobs, note, ({ epoch }) => {
     const [bars, others] = [clipped, none].map(rows => shares(rows[epoch]));
     const outline = others.flatMap((share, k) => [k, k + 1].map(e => [edge(e), Y(share)]));
