@@ -31,7 +31,6 @@ EQUATIONS = {  # of the functions to be written, in the order of the papers
     "conjugate_gradient": "TRPO's App. C",
     "line_search": "TRPO's App. C",
 }
-
 SEEDS = (1, 2, 3)
 SHOWN = {  # the table's scalars
     "ppo_continuous": "kl clip_fraction entropy explained_variance value_loss policy_loss score",
@@ -49,12 +48,6 @@ class Bug(SimpleNamespace):
         text = source(self.script)
         assert text.count(self.right) == 1, f"{self.script}.py: need once {self.right!r}"
         return text.replace(self.right, self.wrong)
-
-    def shows(self, healthy, own):
-        """Whether a run's scalars differ as they should from a healthy run's with that seed."""
-        healthy, own = (summary(rows, self.scalar)[self.when] for rows in (healthy, own))
-        bound = self.factor * healthy
-        return own > bound if self.side == "above" else own < bound
 
     def solution(self):
         lines = zip(source(self.script).splitlines(), self.planted().splitlines(), strict=True)
@@ -85,8 +78,7 @@ def run(path, flags, seed, run_dir):
         def save(self):
             """Nothing is needed but the scalars."""
 
-    script.Run = Run
-    own = [*flags.split(), "--seed", str(seed), "--run-dir", str(run_dir)]
+    script.Run, own = Run, [*flags.split(), "--seed", str(seed), "--run-dir", str(run_dir)]
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         script.train(script.parse_args(own)[0])
     return rows
@@ -102,16 +94,14 @@ def table(folder):
     """A row for each error and each healthy run, of three seeds; a cell: first / mean / last."""
     lines = []
     for script, names in SHOWN.items():
-        names = names.split()
-        lines += [f"| `{script}.py` | {' | '.join(names)} |", "| --- " * 8 + "|"]
+        lines += [f"| `{script}.py` | {names.replace(' ', ' | ')} |", "| --- " * 8 + "|"]
         for flags in dict.fromkeys(bug.flags for bug in BUGS if bug.script == script):
+            same = [k for k, b in enumerate(BUGS, 1) if (b.script, b.flags) == (script, flags)]
             rows = {f"**healthy**, `{flags}`": ROOT / f"{script}.py"}
-            rows |= {f"bug {k}": folder / f"bug{k}.py" for k, bug in enumerate(BUGS, 1)
-                     if (bug.script, bug.flags) == (script, flags)}  # fmt: skip
-            for label, path in rows.items():
-                runs = [run(path, flags, seed, folder / f"run{len(lines)}-seed{seed}")
-                        for seed in SEEDS]  # fmt: skip
-                cells = [cell([summary(rows, name) for rows in runs]) for name in names]
+            for label, path in (rows | {f"bug {k}": folder / f"bug{k}.py" for k in same}).items():
+                own = folder / f"run{len(lines)}"
+                runs = [run(path, flags, seed, own / f"seed{seed}") for seed in SEEDS]
+                cells = [cell([summary(rows, name) for rows in runs]) for name in names.split()]
                 lines.append(f"| {label} | {' | '.join(cells)} |")
                 print(lines[-1], flush=True)
         lines.append("")
@@ -143,8 +133,8 @@ def blank(script):
         body = slice(node.body[0].end_lineno, node.end_lineno)
         comments = [line[line.index("# ") :] for line in lines[body]
                     if re.search(r"^ *# |# .*(Eq\.|paper|θ)", line)]  # fmt: skip
-        code = f'raise NotImplementedError("{EQUATIONS[name]}")\n'
-        lines[body] = ["    " + line for line in (*comments, code)]
+        comments.append(f'raise NotImplementedError("{EQUATIONS[name]}")\n')
+        lines[body] = ["    " + line for line in comments]
     return "".join(lines)
 
 
@@ -160,7 +150,7 @@ def write(texts):
 
 def load(path):
     """A script as a module."""
-    spec = importlib.util.spec_from_file_location(f"{path.stem}_in_exercise", path)
+    spec = importlib.util.spec_from_file_location(f"{path.stem} of {path.parent}", path)
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -173,8 +163,7 @@ def grade(folder, name):
     written, empty = [], []
     for path in (folder / f"{script}.py" for script in SCRIPTS):
         if node := functions(path).get(name):
-            *_, last = node.body
-            (empty if isinstance(last, ast.Raise) else written).append(path)
+            (empty if isinstance(node.body[-1], ast.Raise) else written).append(path)
     for path in written:
         try:
             failure = cases.first_failure(name, load(path), rel=1e-4, caught=Exception)
@@ -194,28 +183,27 @@ def grade(folder, name):
 def main(argv=None):
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="DIR", type=Path)
-    number = {"type": int, "choices": range(1, len(BUGS) + 1), "metavar": f"1-{len(BUGS)}"}
     task = parser.add_mutually_exclusive_group()
     task.add_argument("--check", nargs="?", const="all", choices=["all", *EQUATIONS])
-    task.add_argument("--bug", **number)
-    task.add_argument("--solution", **number)
+    for name in ("--bug", "--solution"):
+        task.add_argument(name, type=int, choices=range(1, len(BUGS) + 1), metavar="NUMBER")
     task.add_argument("--table", action="store_true")
     args = parser.parse_args(argv)
     if args.check:
         if not all((args.folder / f"{script}.py").exists() for script in SCRIPTS):
             sys.exit(f"{args.folder} lacks one of the scripts: first run this without --check")
-        names = EQUATIONS if args.check == "all" else [args.check]
-        sys.exit(not all([grade(args.folder, name) for name in names]))  # noqa: C419
+        right = [grade(args.folder, name) for name in EQUATIONS if args.check in ("all", name)]
+        sys.exit(not all(right))
     elif args.bug:
         path, bug = args.folder / f"bug{args.bug}.py", BUGS[args.bug - 1]
         write({path: bug.planted()})
-        print(f"compare:  {path} {bug.flags}\nwith:     {bug.script}.py {bug.flags}")
+        print(f"compare  {path} {bug.flags}\nwith     {bug.script}.py {bug.flags}")
     elif args.solution:
         print(f"bug {args.solution}:", BUGS[args.solution - 1].solution())
     elif args.table:
         write({args.folder / f"bug{k}.py": bug.planted() for k, bug in enumerate(BUGS, 1)})
-        head, _, rest = PAGE.read_text("utf-8").partition("<!-- bugs -->\n")
-        new = f"{head}<!-- bugs -->\n{table(args.folder)}\n{rest[rest.index('<!-- end -->') :]}"
+        new = re.sub(r"(?s)(?<=<!-- bugs -->\n).*?(?=<!-- end -->)",
+                     lambda _: table(args.folder) + "\n", PAGE.read_text("utf-8"))  # fmt: skip
         PAGE.write_text(new, "utf-8", newline="\n")
     else:
         write({args.folder / f"{script}.py": blank(script) for script in SCRIPTS})

@@ -39,7 +39,8 @@ def first_failure(name, script, rel=1e-9, caught=()):
             if key not in got:
                 return f"{what}: {key} is missing"
             if not equal(right, got[key], rel):
-                return f"{what}: expected {key} = {show(right)}, yours {show(got[key])}"
+                equals = ":" if isinstance(right, str) else " ="
+                return f"{what}: expected {key}{equals} {show(right)}, yours {show(got[key])}"
     return None
 
 
@@ -55,25 +56,25 @@ def equal(right, got, rel):
 
 
 def show(x):
-    return x if isinstance(x, str) else f"{x:.5g}".replace("-", "−")
+    if isinstance(x, str):
+        return x
+    return "0" if abs(x) < 1e-12 else f"{x:.5g}".replace("-", "−")
 
 
 def explain(error, script):
     """An exception, and the line of the student's file where it was raised."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
              if Path(frame.filename) == Path(script.__file__)]  # fmt: skip
-    where = (
-        f"line {lines[-1]} of your {Path(script.__file__).name}" if lines else "what it returned"
-    )
-    first, *_ = str(error).splitlines() or [""]
-    return f"{where} raised {type(error).__name__}: {first}"
+    first, *_ = str(error).replace(". ", "\n").splitlines() or [""]
+    where = f"line {lines[-1]} of your {Path(script.__file__).name} raised" if lines else ""
+    return f"{where or 'its result led to'} {type(error).__name__}: {first}"
 
 
 def entries(name, x, names=None):
     """{name: number} of a tensor's entries, after its shape; names: those of the entries, which may
     stand in another order."""
     if not isinstance(x, torch.Tensor):
-        return {name: f"a {type(x).__name__}"}
+        return {name: "None" if x is None else f"of type {type(x).__name__}"}
     shape = f"a tensor of shape {tuple(x.shape)}"
     places = list(np.ndindex(*x.shape))
     if names is None:
@@ -566,13 +567,13 @@ def search_case(script, what, answers, accept_ratio=0.0, fails=False, gain=2.0):
     start, step = parameters_to_vector(old), torch.randn(10, generator=rng, dtype=torch.float64)
     args = script.Args(max_kl=0.01, line_search_steps=5, backtrack_coef=0.8,
                        accept_ratio=accept_ratio)  # fmt: skip
-    expected = {}
+    expected = {"the number of tries": len(answers)}
     for k in range(len(answers)):
-        expected |= entries(f"θ at try {k + 1}", start + 0.8**k * step)
+        expected |= theta_at(k + 1, start + 0.8**k * step)
     fraction = 0.0 if fails else 0.8 ** (len(answers) - 1)
     improvement, kl = (0.0, 0.0) if fails else answers[-1]
-    expected |= {"the number of tries": len(answers), "the fraction returned": fraction,
-                 "the improvement returned": improvement, "the KL returned": kl}  # fmt: skip
+    expected |= {"the fraction returned": fraction, "the improvement returned": improvement,
+                 "the KL returned": kl}  # fmt: skip
     expected |= {"θ afterwards": OLD} if fails else entries("θ afterwards", start + fraction * step)
 
     def compute():
@@ -588,11 +589,15 @@ def search_case(script, what, answers, accept_ratio=0.0, fails=False, gain=2.0):
                  "the improvement returned": number(improvement),
                  "the KL returned": number(kl)}  # fmt: skip
         for k, theta in enumerate(seen, 1):
-            found |= entries(f"θ at try {k}", theta)
+            found |= theta_at(k, theta)
         same = OLD if torch.equal(now(), start) else "another θ"
         return found | ({"θ afterwards": same} if fails else entries("θ afterwards", now()))
 
     return what, expected, compute
+
+
+def theta_at(k, theta):
+    return {f"θ[{i}] at try {k}": x for i, x in enumerate(theta.tolist())}
 
 
 OLD = "θ_old"
