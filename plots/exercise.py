@@ -183,11 +183,11 @@ def grade(folder, name):
 def main(argv=None):
     parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="DIR", type=Path)
-    task = parser.add_mutually_exclusive_group()
-    task.add_argument("--check", nargs="?", const="all", choices=["all", *EQUATIONS])
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--check", nargs="?", const="all", choices=["all", *EQUATIONS], metavar="NAME")
     for name in ("--bug", "--solution"):
-        task.add_argument(name, type=int, choices=range(1, len(BUGS) + 1), metavar="NUMBER")
-    task.add_argument("--table", action="store_true")
+        add(name, type=int, choices=range(1, len(BUGS) + 1), metavar="NUMBER")
+    add("--table", action="store_true")
     args = parser.parse_args(argv)
     if args.check:
         if not all((args.folder / f"{script}.py").exists() for script in SCRIPTS):
