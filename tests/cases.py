@@ -207,9 +207,8 @@ def loss_case(script, what, ratios, advantages, own, kind="softmax", with_stats=
         if with_gradient:
             loss.backward()
             for name, p in parameters.items():
-                found |= entries(
-                    f"∂loss/∂{name}", p.new_zeros(p.shape) if p.grad is None else p.grad
-                )
+                gradient = torch.zeros_like(p) if p.grad is None else p.grad
+                found |= entries(f"∂loss/∂{name}", gradient)
         return found
 
     return what, expected, compute
