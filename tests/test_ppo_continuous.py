@@ -7,6 +7,7 @@ import functools
 import math
 from types import SimpleNamespace
 
+import cases
 import gymnasium as gym
 import numpy as np
 import probes
@@ -22,7 +23,6 @@ from ppo_continuous import adapt_beta, ppo_loss
 
 SCRIPTS = [ppo_continuous, trpo_continuous]
 SPACES = [Discrete(3), Box(-1, 1, (2,))]
-KINDS = ["softmax", "normal"]
 TASKS = ["CartPole-v1", "Pendulum-v1"]
 SMALL = {"num_envs": 2, "num_steps": 32, "minibatch_size": 16}
 each_script = pytest.mark.parametrize("script", SCRIPTS)
@@ -330,81 +330,8 @@ def test_rewards_are_scaled_by_the_std_of_discounted_returns(script):
 # ---------------------------------------------------------------------------------------- Loss
 
 
-def linear_policy(kind, size=20):
-    """A network of linear functions in float64, and a minibatch of another's, near it."""
-    net = make_net(SPACES[KINDS.index(kind)], 3)
-    net.actor, net.critic = torch.nn.Linear(3, net.num_outputs), torch.nn.Linear(3, 1)
-    old = copy.deepcopy(net.double())
-    obs, (advantages, targets) = torch.randn(size, 3).double(), torch.randn(2, size).double()
-    with torch.no_grad():
-        for p in old.parameters():
-            p += 0.3 * torch.randn_like(p)
-        pi_old = old.pi_params(obs)
-        pi = old.distribution(pi_old)
-        actions = pi.sample()
-        batch = {"obs": obs, "actions": actions, "pi_old": pi_old, "advantages": advantages,
-                 "log_probs": pi.log_prob(actions), "targets": targets}  # fmt: skip
-    return net, batch
-
-
-def reference_loss(net, batch, args, eps, beta):
-    """Eq. 6 to 9, one sample after the other. Returns what `ppo_loss` should."""
-    parameters = {name: p.detach().numpy() for name, p in net.named_parameters()}
-    b = {name: x.numpy() for name, x in batch.items()}
-    advantages, size = b["advantages"], len(b["obs"])
-    if args.norm_adv == "minibatch":
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-    rows = []
-    for i in range(size):
-        out = parameters["actor.weight"] @ b["obs"][i] + parameters["actor.bias"]
-        value = parameters["critic.weight"] @ b["obs"][i] + parameters["critic.bias"]
-        action, old = b["actions"][i], b["pi_old"][i]
-        if net.discrete:
-            pi, old = np.exp(out) / np.exp(out).sum(), np.exp(old) / np.exp(old).sum()
-            probability, entropy = pi[action], -(pi * np.log(pi)).sum()
-            kl = (old * np.log(old / pi)).sum()
-        else:
-            std, old_mean, old_std = np.exp(parameters["log_std"]), old[:2], np.exp(old[2:])
-            z = (action - out) / std
-            probability = np.prod(np.exp(-(z**2) / 2) / (std * math.sqrt(2 * math.pi)))
-            entropy = np.log(std * math.sqrt(2 * math.pi * math.e)).sum()
-            square = (old_std**2 + (old_mean - out) ** 2) / (2 * std**2)
-            kl = (np.log(std / old_std) + square - 0.5).sum()
-        ratio = probability / math.exp(b["log_probs"][i])
-        gain = ratio * advantages[i]
-        if args.objective == "clip":
-            gain = min(gain, min(max(ratio, 1 - eps), 1 + eps) * advantages[i])
-        elif args.objective != "none":
-            gain -= beta * kl
-        outside = not 1 - eps <= ratio <= 1 + eps
-        rows.append((-gain, (value[0] - b["targets"][i]) ** 2, entropy, outside))
-    names = ("policy_loss", "value_loss", "entropy", "clip_fraction")
-    stats = dict(zip(names, np.mean(rows, 0), strict=True))
-    c1, c2 = args.vf_coef, args.ent_coef
-    return stats["policy_loss"] + c1 * stats["value_loss"] - c2 * stats["entropy"], stats
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("objective", ["clip", "kl-adaptive", "kl-fixed", "none"])
-@pytest.mark.parametrize("norm_adv, c2", [("minibatch", 0.03), ("none", 0.0)])
-def test_loss_and_gradient_are_eq_9(kind, objective, norm_adv, c2):
-    args = settings(objective=objective, norm_adv=norm_adv, vf_coef=0.7, ent_coef=c2)
-    net, batch = linear_policy(kind)
-    loss, stats = ppo_loss(net, **batch, clip_eps=0.15, beta=0.4, args=args)
-    expected, expected_stats = reference_loss(net, batch, args, 0.15, 0.4)
-    assert loss.item() == pytest.approx(expected, rel=1e-12)
-    assert {name: x.item() for name, x in stats.items()} == pytest.approx(expected_stats, rel=1e-7)
-    assert 0.2 < stats["clip_fraction"] < 1
-    loss.backward()
-    for p in net.parameters():
-        for k in range(p.numel()):
-            ends = []
-            for shift in (1e-6, -2e-6):
-                p.data.view(-1)[k] += shift
-                ends.append(reference_loss(net, batch, args, 0.15, 0.4)[0])
-            p.data.view(-1)[k] += 1e-6
-            slope = (ends[0] - ends[1]) / 2e-6
-            assert p.grad.view(-1)[k].item() == pytest.approx(slope, abs=2e-7)
+def test_loss_and_gradient_are_eq_9():
+    assert cases.first_failure("ppo_loss", ppo_continuous) is None
 
 
 # -------------------------------------------------------------------------------------- Update
@@ -504,13 +431,13 @@ def test_update_refuses_a_loss_that_is_not_finite():
 # -------------------------------------------------------------------------- From one to the next
 
 
-@pytest.mark.parametrize("kl, factor", [
-    (0.0, 0.5), (0.00999, 0.5), (0.01, 1), (0.01001, 1), (0.02249, 1), (0.0225, 1), (0.02251, 2),
-    (9.0, 2),
-])  # fmt: skip
-def test_the_adaptive_beta_at_its_borders(kl, factor):
-    """For a target of 0.015. In float32 it stays a number above 0, and it can always come back."""
-    assert adapt_beta(3.0, kl, 0.015) == 3 * factor
+def test_beta_doubles_and_halves_at_the_borders_of_sec_4():
+    assert cases.first_failure("adapt_beta", ppo_continuous) is None
+
+
+@pytest.mark.parametrize("kl, factor", cases.BORDERS)
+def test_the_adaptive_beta_stays_a_number(kl, factor):
+    """In float32 above 0, and it can always come back."""
     far = 3.0
     for _ in range(200):
         far = adapt_beta(far, kl, 0.015)

@@ -7,20 +7,20 @@ import functools
 import math
 from types import SimpleNamespace
 
+import cases
 import numpy as np
 import probes
 import pytest
 import torch
+from cases import KINDS, explicit_fisher, reference, reference_kl, theta_of
 from gymnasium.spaces import Box, Discrete
-from torch.distributions import Categorical, Independent, Normal, kl_divergence
-from torch.func import functional_call
-from torch.nn.utils import parameters_to_vector
 
 import trpo_continuous
-from trpo_continuous import ActorCritic, conjugate_gradient, line_search, trust_region_step
+from trpo_continuous import ActorCritic, conjugate_gradient, trust_region_step
 
-KINDS, TASKS = ["softmax", "normal"], ["CartPole-v1", "Pendulum-v1"]
+TASKS = ["CartPole-v1", "Pendulum-v1"]
 MOVED = ("step_fraction", "kl", "improvement", "expected_improvement")  # 0 where nothing has
+small_net = functools.partial(cases.small_net, trpo_continuous)
 
 
 def settings(**own):
@@ -30,52 +30,9 @@ def settings(**own):
 # ------------------------------------------------------------- A small policy, and what to expect
 
 
-def small_net(kind, seed=0):
-    """An ActorCritic in float64, for 3 observed numbers, whose policy has about 30 weights."""
-    torch.manual_seed(seed)
-    space = Discrete(3) if kind == "softmax" else Box(-1, 1, (2,))
-    net = ActorCritic(Box(-1, 1, (3,)), space, settings(orthogonal=False))
-    hidden, head = torch.nn.Linear(3, 4), torch.nn.Linear(4, net.num_outputs)
-    net.actor = torch.nn.Sequential(hidden, torch.nn.Tanh(), head)
-    if net.log_std is not None:
-        net.log_std.data.copy_(torch.tensor([-0.7, 0.4]))
-    return net.double()
-
-
-def policy_weights(net):
-    return [*net.actor.parameters(), *([] if net.log_std is None else [net.log_std])]
-
-
-def theta_of(net):
-    return parameters_to_vector(policy_weights(net)).detach().clone()
-
-
-def reference(net, theta, obs):
-    """π_θ of torch.distributions, for θ in one vector."""
-    named = dict(net.actor.named_parameters())
-    sizes = [parameter.numel() for parameter in named.values()]
-    *parts, log_std = theta.split([*sizes, len(theta) - sum(sizes)])
-    parts = {name: x.view_as(p) for x, (name, p) in zip(parts, named.items(), strict=True)}
-    out = functional_call(net.actor, parts, (obs,))
-    if net.log_std is None:
-        return Categorical(logits=out)
-    return Independent(Normal(out, log_std.exp()), 1)
-
-
-def reference_kl(net, old, theta, obs):
-    """mean over obs of KL(π_θold ‖ π_θ)"""
-    return kl_divergence(reference(net, old, obs), reference(net, theta, obs)).mean()
-
-
 def reference_surrogate(net, theta, batch):
     log_probs = reference(net, theta, batch.obs).log_prob(batch.actions)
     return ((log_probs - batch.log_probs).exp() * batch.advantages).mean()
-
-
-def explicit_fisher(net, obs):
-    """The Hessian at θ_old of the mean KL(π_θold ‖ π_θ)."""
-    old = theta_of(net)
-    return torch.autograd.functional.hessian(lambda theta: reference_kl(net, old, theta, obs), old)
 
 
 def random_batch(net, size=40, seed=0):
@@ -102,32 +59,10 @@ def changed(before, net):
 # ------------------------------------------------- Fisher-vector product and conjugate gradient
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_fisher_vector_product_is_the_hessian_of_the_kl(kind):
-    net, obs = small_net(kind), torch.randn(7, 3).double()
-    expected = explicit_fisher(net, obs)
-    assert len(expected) == (31 if kind == "softmax" else 28) and expected.abs().max() > 0.1
-    product = trpo_continuous.fisher_vector_product(net, obs, policy_weights(net))
-    matrix = torch.stack([product(y) for y in torch.eye(len(expected)).double()], 1)
-    torch.testing.assert_close(matrix, expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("size", [1, 2, 5, 9])
-def test_conjugate_gradient_solves_in_as_many_iterations_as_numbers(size):
-    """After k of them x is the best of the span of b, Ab, ..., A^(k-1) b in the norm of A."""
-    torch.manual_seed(size)
-    root, b = torch.randn(size, size).double(), torch.randn(size).double()
-    a, kept = root @ root.T + 0.5 * torch.eye(size), b.clone()
-    for k in range(size + 1):
-        x, residual = conjugate_gradient(a.__matmul__, b, k, tolerance=0)
-        assert residual == pytest.approx((b - a @ x).norm().item(), rel=1e-6, abs=1e-6)
-        if k:
-            basis = torch.stack([torch.linalg.matrix_power(a, i) @ b for i in range(k)], 1)
-            basis, _ = torch.linalg.qr(basis)
-            best = basis @ torch.linalg.solve(basis.T @ a @ basis, basis.T @ b)
-            torch.testing.assert_close(x, best, rtol=1e-5, atol=1e-7)
-    torch.testing.assert_close(x, torch.linalg.solve(a, b), rtol=1e-5, atol=1e-7)
-    assert torch.equal(b, kept)
+@pytest.mark.parametrize("name", [
+    "surrogate", "fisher_vector_product", "conjugate_gradient", "line_search"])  # fmt: skip
+def test_functions_are_those_of_the_paper(name):
+    assert cases.first_failure(name, trpo_continuous) is None
 
 
 def test_conjugate_gradient_ends_early():
@@ -152,51 +87,6 @@ def test_conjugate_gradient_ends_early():
 def test_conjugate_gradient_stays_finite_without_a_positive_definite_matrix(diagonal, moves):
     x, _ = conjugate_gradient(lambda y: torch.tensor(diagonal) * y, torch.tensor([1.0, 2, 3]), 10)
     assert x.isfinite().all() and x.any() == moves
-
-
-# --------------------------------------------------------------------------------- Line search
-
-
-class Planted:
-    """A line search along a step, whose measure answers what it is told; what it was asked at."""
-
-    def __init__(self, *answers, expected=2.0, **own):
-        torch.manual_seed(0)
-        weights = [torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 2), (4,))]
-        now = lambda: parameters_to_vector(weights).detach().clone()
-        self.old, self.step, self.seen = now(), torch.randn(10), []
-
-        def measure():
-            self.seen.append(now())
-            return answers[len(self.seen) - 1]
-
-        args = settings(max_kl=0.01, line_search_steps=5, backtrack_coef=0.8, **own)
-        self.result = line_search(measure, weights, self.step, expected, args)
-        self.new = now()
-
-
-@pytest.mark.parametrize("improvement, kl", [
-    (1.0, 0.0101), (0.0, 0.005), (-1.0, 0.005), (1.0, math.nan), (math.nan, 0.005), (1.0, math.inf),
-    (math.inf, 0.005), (-math.inf, 0.005), (math.nan, math.nan),
-])  # fmt: skip
-def test_line_search_takes_the_first_success_or_changes_no_bit(improvement, kl):
-    bad = (improvement, kl)
-    failed = Planted(*[bad] * 5)
-    assert failed.result == (0.0, 0.0, 0.0) and torch.equal(failed.new, failed.old)
-    assert len(failed.seen) == 5 and not torch.equal(failed.seen[-1], failed.old)
-    third = Planted(bad, bad, (0.3, 0.01), (9.0, 0.001))
-    assert third.result == (pytest.approx(0.64), 0.3, 0.01)
-    torch.testing.assert_close(third.seen, [third.old + 0.8**k * third.step for k in range(3)])
-    assert torch.equal(third.new, third.seen[-1])
-    assert Planted((1e-9, 0.01)).result == (1.0, 1e-9, 0.01)
-
-
-def test_accept_ratio_is_the_least_share_of_the_expected_improvement():
-    """A tenth of 2 is 0.2, of 0.8 of the step 0.16, of 0.64 of it 0.128."""
-    answers = [(0.2, 0.01), (0.159, 0.01), (0.13, 0.01)]
-    assert Planted(*answers, accept_ratio=0.1).result == (pytest.approx(0.64), 0.13, 0.01)
-    assert Planted((0.201, 0.01), accept_ratio=0.1).result == (1.0, 0.201, 0.01)
-    assert Planted(*[(9.0, 0.01)] * 5, expected=math.inf, accept_ratio=0.1).result[0] == 0
 
 
 # -------------------------------------------------------------------------- Trust region step
