@@ -111,6 +111,7 @@ def table(folder):
 def cell(summaries):
     """First / mean / last, averaged over the seeds."""
     means = [sum(s[when] for s in summaries) / len(SEEDS) for when in ("first", "mean", "last")]
+    means = [0 if abs(x) < 1e-6 else x for x in means]
     return " / ".join(f"{x:.2g}" if abs(x) < 99.5 else f"{x:.0f}" for x in means)
 
 
