@@ -32,8 +32,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -237,39 +237,30 @@ def run_all(jobs, at_once):
 
     On Ctrl-C or SIGTERM the runs stop and save themselves, and KeyboardInterrupt is raised.
     """
-    waiting, active, failed = list(jobs), {}, []
-    bar = tqdm(total=len(jobs), unit="run")
+    active, failed = [], []
+
+    def run(job):
+        active.append(process := start(job))
+        if process.wait() == 0:
+            done = compare.read_run(job.folder)
+            compare.keep(done, job.data.parents[1])
+            tqdm.write(f"{job.name}: {number(done.score)}")
+        else:
+            failed.append(job.name)
+            tqdm.write(f"{job.name}: failed, see {job.folder.with_suffix('.log')}")
+
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        while waiting or active:
-            while waiting and len(active) < at_once:
-                job = waiting.pop(0)
-                active[job.name] = job, start(job)
-            for name, (job, process) in list(active.items()):
-                if process.poll() is None:
-                    continue
-                del active[name]
-                bar.update()
-                if process.returncode == 0:
-                    run = compare.read_run(job.folder)
-                    compare.keep(run, job.data.parents[1])
-                    bar.write(f"{name}: {number(run.score)}")
-                else:
-                    failed.append(name)
-                    bar.write(f"{name}: failed, see {job.folder.with_suffix('.log')}")
-            bar.refresh()  # the time
-            time.sleep(0.5)
-    except KeyboardInterrupt:
-        bar.write("stopping; the runs save themselves")
-        for _, process in active.values():
-            if sys.platform != "win32":  # there Ctrl-C has reached them already
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            list(tqdm(pool.map(run, jobs), total=len(jobs), unit="run"))
+        except KeyboardInterrupt:
+            tqdm.write("stopping; the runs save themselves")
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active if sys.platform != "win32" else ():  # there Ctrl-C reached them
                 process.send_signal(signal.SIGINT)
-        for _, process in active.values():
-            process.wait()
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        bar.close()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
     return failed
 
 

@@ -1,8 +1,10 @@
 """plots/reproduce.py: its statistics and figures against definitions written out; its runs stopped,
 failing and started again."""
 
+import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,19 +92,19 @@ def test_runs_are_made_kept_and_not_made_again(place, capsys):
     assert path.stat().st_mtime_ns == written
 
 
-def test_stopped_runs_are_resumed_in_a_folder_of_one_s_own(place, capsys, monkeypatch):
+def test_stopped_runs_are_resumed_in_a_folder_of_one_s_own(place, capsys):
     """The command is stopped while a run is on, and given again."""
     place.add("v", f"{TINY} 12800")
-    own, sleep = place.dir / "my own", time.sleep
+    own = place.dir / "my own"
     folder, command = own / "runs/tiny/v/CartPole-v1/seed1", ["tiny", "--seeds", "1", "--into"]
 
-    def stop_once_it_learns(seconds):
-        if (folder / "best.pt").exists():  # after 100 episodes
-            signal.raise_signal(signal.SIGTERM)
-        sleep(0.01)
+    def stop_once_it_learns():
+        while not (folder / "best.pt").exists():  # after 100 episodes
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(SystemExit) as leaving, monkeypatch.context() as patch:
-        patch.setattr(time, "sleep", stop_once_it_learns)
+    threading.Thread(target=stop_once_it_learns).start()
+    with pytest.raises(SystemExit) as leaving:
         reproduce.main([*command, str(own)])
     assert leaving.value.code == 130 and "tiny --seeds 1" in capsys.readouterr().out
     step = torch.load(folder / "checkpoint.pt", weights_only=True)["step"]
