@@ -57,15 +57,12 @@ PPO, TRPO, ATARI = "ppo_continuous.py", "trpo_continuous.py", "ppo_atari.py"
 CHEETAH, BREAKOUT = ("HalfCheetah-v5",), ("BreakoutNoFrameskip-v4",)
 GAMES = tuple(f"{name}NoFrameskip-v4" for name in
               ("BeamRider", "Pong", "Qbert", "Seaquest", "SpaceInvaders"))  # fmt: skip
-ABLATIONS = ("--no-norm-obs", "--no-norm-reward", "--no-clip-actions", "--norm-adv none",
-             "--no-orthogonal", "--anneal none", "--max-grad-norm 0", "--adam-eps 1e-8",
-             "--cg-damping 0")  # fmt: skip
-ABLATED = [  # algorithm, script, task, the defaults' data, the flags that the script has
-    ("PPO", PPO, "Pendulum-v1", "small-tasks/ppo", ABLATIONS[:8]),
-    ("PPO", PPO, "InvertedDoublePendulum-v5", "figure3/ppo", ABLATIONS[:8]),
-    ("TRPO", TRPO, "Pendulum-v1", "small-tasks/trpo", (*ABLATIONS[:5], ABLATIONS[8])),
-]
-
+ABLATIONS = {  # the steps that are not in the papers, by the flags that turn them off
+    "ppo": (PPO, "--no-norm-obs", "--no-norm-reward", "--no-clip-actions", "--norm-adv none",
+            "--no-orthogonal", "--anneal none", "--max-grad-norm 0", "--adam-eps 1e-8"),
+    "trpo": (TRPO, "--no-norm-obs", "--no-norm-reward", "--no-clip-actions", "--norm-adv none",
+             "--no-orthogonal", "--cg-damping 0"),
+}  # fmt: skip
 TABLE1 = {  # of the PPO paper: a row's average normalised score, and the flags that give the row
     "none": (-0.39, "--objective none"),
     "clip-0.1": (0.76, "--clip-eps 0.1"),
@@ -123,9 +120,10 @@ EXPERIMENTS = {
         Variant("plain", "steps/plain", PPO, MUJOCO, PLAIN),
     ],
     "ablations": [
-        Variant(f"{name} {flag or 'defaults'}", place if not flag else
-                f"ablations/{folder_name(f'{name} {flag}'.lower())}", script, (task,), flag)
-        for name, script, task, place, flags in ABLATED for flag in ("", *flags)
+        Variant(f"{name.upper()} {flag or 'defaults'}",
+                f"ablations/{folder_name(f'{name} {flag}')}" if flag else f"small-tasks/{name}",
+                script, ("CartPole-v1", "Pendulum-v1"), flag)
+        for name, (script, *flags) in ABLATIONS.items() for flag in ("", *flags)
     ],
     "table1": [  # clip-0.2 is Figure 3's PPO
         Variant(row, f"table1/{row}" if flags else "figure3/ppo", PPO, MUJOCO, flags)
