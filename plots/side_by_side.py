@@ -3,182 +3,55 @@ r"""Draw plots/side_by_side.html: each equation of the papers beside the lines t
   python plots/side_by_side.py             draw it, and renew the line numbers in README.md's links
   python plots/side_by_side.py --check     only say whether one of them is out of date
 
-The page is one file, which needs nothing from elsewhere. EQUATIONS has the papers' formulas in
-LaTeX and what is to be said of each; VIEWS says which lines of which function of a script belong
-to each; SYMBOLS which names in the code are which symbols. A line that is not found stops the
-drawing, so the page cannot drift from the scripts. README.md links a definition as
-[`name`](script.py#L123).
+The page is one file, which needs nothing from elsewhere; its looks and its behaviour are those of
+plots/page. EQUATIONS has the papers' formulas in LaTeX and what is to be said of each; VIEWS says
+which lines of which function of a script belong to each; SYMBOLS which names in the code are which
+symbols. A line that is not found stops the drawing, so the page cannot drift from the scripts.
+What a step is worth is read from plots/data. README.md links a definition as
+[`name`](script.py#L123). plots/side_by_side.png, two of the rows, needs Chromium or Chrome.
 """
 
 import ast
 import html
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
+import tomllib
 import xml.etree.ElementTree as ET
 from functools import cache
 from pathlib import Path
 
 import latex2mathml.converter
+import numpy as np
+import reproduce
+from compare import spread
+from matplotlib.image import imread, imsave
 from pygments import lex
 from pygments.lexers import PythonLexer
 from pygments.token import Comment, Keyword, Name, Number, Operator, String
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, README = ROOT / "plots" / "side_by_side.html", ROOT / "README.md"
+ASSETS = ROOT / "plots" / "page"
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 PPO, TRPO = "https://arxiv.org/pdf/1707.06347#page=", "https://arxiv.org/pdf/1502.05477#"
 
 # ----------------------------------------------------------------------------------- Equations
 
-OLD, E, A_T = r"\theta_\text{old}", r"\hat{\mathbb{E}}_t", r"\hat{A}_t"
-PI, PI_OLD = r"\pi_\theta(\cdot\,|\,s_t)", r"\pi_{\theta_\text{old}}(\cdot\,|\,s_t)"
-KL, DKL = rf"\text{{KL}}[{PI_OLD},\ {PI}]", rf"\overline{{D}}_\text{{KL}}({OLD},\theta)"
-STATES = r"\mathbb{E}_{s \sim \rho_{" + OLD + "}"
-SURROGATE = rf"{{r_t(\theta)\,{A_T}}}"  # {...}: one part, to be marked as a whole
-CLIPPED = r"{\text{clip}(r_t(\theta), 1-\epsilon, 1+\epsilon)}"
 
-# key: (where in the paper and what; the paper's page, or "" if the paper lacks it; formulas, in
-# which \\ is where a line may break; why it is there, and what else to know)
-EQUATIONS = {
-    "ppo-algorithm": ("Algorithm 1, the whole method", PPO + "5", [],
-        "Collect a rollout, estimate advantages, take many steps on the rollout; then θ becomes "
-        "θ_old and it begins anew. The line numbers are ours."),
-    "table-5": ("Table 5, the settings on Atari", PPO + "10", [
-        r"T = 128,\quad \\ \text{Adam } 2.5 \cdot 10^{-4}\,\alpha,\quad \\ K = 3,\quad \\ "
-        r"M = 32 \times 8",
-        r"\gamma = 0.99,\quad \lambda = 0.95,\quad \\ N = 8",
-        r"\epsilon = 0.1\,\alpha,\quad \\ c_1 = 1,\quad c_2 = 0.01"],
-        "How much data each update gets and how far it may go, in the table's order."),
-    "table-3": ("Table 3, the settings on MuJoCo", PPO + "10", [
-        r"T = 2048,\quad \\ \text{Adam } 3 \cdot 10^{-4},\quad \\ K = 10,\quad \\ M = 64",
-        r"\gamma = 0.99,\quad \lambda = 0.95"],
-        "How much data each update gets and how far it may go, in the table's order; it has no N."),
-    "table-1": ("Table 1, the objectives compared", PPO + "6", [
-        r"\epsilon = 0.2,\quad \\ d_\text{targ} = 0.01,\quad \\ \beta = 1"],
-        "Three ways to stay near the old policy: clipping (ε = 0.2 came out best), a fixed penalty "
-        "and an adaptive one (its best target is 0.01; its β begins at 1)."),
-    "alpha": ("Table 5, annealing", PPO + "10", [r"\alpha = 1 - \frac{i}{I}"],
-        "Steps get smaller towards the end: in iteration i of I, counted from 0, α multiplies "
-        "Adam's step size and ε. It falls linearly from 1 to 0."),
-    "alpha-mujoco": ("Annealing on MuJoCo", "", [r"\alpha = 1 - \frac{i}{I}"],
-        "Steps get smaller towards the end: in iteration i of I, counted from 0, α multiplies "
-        "Adam's step size, and ε too with --anneal both. The paper does so on Atari only."),
-    "atari-network": ("Sec. 6.4, the networks", PPO + "8", [r"\pi_\theta(a\,|\,s),\quad V(s)"],
-        "One network reads the screen for policy and value, which have a linear head each. First "
-        "branch: Sec. 6.4's (--network paper); the default is Mnih et al.'s of 2015, larger."),
-    "network": ("Sec. 6.1, the networks", PPO + "6", [r"\pi_\theta(a\,|\,s),\quad V(s)"],
-        "The policy says how probable each action is, the value what return to expect. Two "
-        "networks of two layers of 64 tanh units; the paper gives no size for V's. The standard "
-        "deviation of a Gaussian does not depend on the state."),
-    "act": ("Algorithm 1, line 3, acting", PPO + "5", [r"a_t ∼ " + PI_OLD],
-        "The old policy collects the samples from which the new one is made. Softmax: add "
-        "Gumbel noise to the logits, take the largest. Gaussian: mean plus std times normal noise. "
-        "On vectors `act` runs in numpy, as `act_in_numpy`, which is faster. Eq. 6 and 12 need the "
-        "log-probabilities and values."),
-    "eq-12": ("Eq. 12, the error of the value", PPO + "5", [
-        r"\delta_t = r_t + \gamma V(s_{t+1}) \\ {} - V(s_t)"],
-        "It says how much better a step went than V expected. Not in the paper: the factor 1 − "
-        "terminated, as nothing follows a terminal state; at a time limit, V of the last state (on "
-        "Atari the limit counts as the end)."),
-    "eq-11": ("Eq. 11, generalised advantage estimation", PPO + "5", [
-        A_T + r" = \delta_t + (\gamma\lambda)\,\delta_{t+1} + \cdots \\ "
-        r"{} + (\gamma\lambda)^{T-t-1}\,\delta_{T-1}",
-        A_T + r" = \delta_t + \gamma\lambda\,\hat{A}_{t+1}"],
-        "It says how much better an action was than the policy's average. A large λ adds noise, "
-        "a small one the error of V. Summed from the end, by the second line. Not in the paper: "
-        "the factors (1 − …), which end the sum with its episode. (Printed there: T−t+1.)"),
-    "targets": ("Sec. 5, the value's target", PPO + "5", [
-        r"V_t^\text{targ} = " + A_T + " + V(s_t)"],
-        "V needs something to learn from in Eq. 9. The paper does not say what; this, the "
-        "λ-return, is the usual choice."),
-    "standardised": ("Standardised advantages", "", [
-        A_T + r" \leftarrow (" + A_T + r" - \text{mean}) \,/\, \text{std}"],
-        "Gradients then have a similar size whatever the scale of a task's rewards. PPO does it "
-        "over the minibatch (or the rollout: --norm-adv rollout), TRPO over the rollout. On Atari "
-        "the advantage is first set to 0 where FIRE was pressed instead of the policy's action."),
-    "ratio": ("Eq. 6, the probability ratio", PPO + "3", [
-        r"r_t(\theta) = \frac{\pi_\theta(a_t\,|\,s_t)}{\pi_{" + OLD + r"}(a_t\,|\,s_t)}"],
-        "It says how much more probable an action is now than when it was taken; it is 1 at "
-        "θ_old. Computed as the exponential of the difference of log-probabilities."),
-    "cpi": ("Eq. 6, the surrogate without a constraint", PPO + "3", [
-        r"L^{\text{CPI}}(\theta) = " + rf"{E}[{SURROGATE}]"],
-        "At θ_old its gradient is the policy gradient: it says which way to go, but not how far. "
-        "Eq. 7 and 8 change it sample by sample, before the mean."),
-    "eq-7": ("Eq. 7, the clipped surrogate", PPO + "3", [
-        r"L^{\text{CLIP}}(\theta) = \\ " + rf"{E}[\min({SURROGATE}, \\ {CLIPPED}\,{A_T})]"],
-        "It removes the incentive to move the ratio out of [1 − ε, 1 + ε]. With a positive "
-        "advantage the term stops growing at 1 + ε, with a negative one at 1 − ε: beyond, the "
-        "clipped term is the smaller one, and it has no gradient. On the other side the minimum "
-        "keeps the unclipped term, so a step that made things worse can be undone."),
-    "eq-8": ("Eq. 8, the penalised surrogate", PPO + "4", [
-        r"L^{\text{KLPEN}}(\theta) = \\ " + rf"{E}[{SURROGATE} - \\ \beta\,{KL}]"],
-        "The alternative to clipping: distance from the old policy costs something."),
-    "sec-4": ("Sec. 4, the adaptive penalty", PPO + "4", [
-        rf"d = {E}[{KL}]",
-        r"d < d_\text{targ} / 1.5\ \Rightarrow\ \beta \leftarrow \beta / 2",
-        r"d > d_\text{targ} \times 1.5\ \Rightarrow\ \beta \leftarrow \beta \times 2"],
-        "No one β suits every task, so β follows the distance that updates make. d, the mean KL "
-        "over the whole rollout, says whether β is halved, doubled or kept for the next."),
-    "eq-9": ("Eq. 9, the whole objective", PPO + "5", [
-        r"L_t^{\text{CLIP+VF+S}}(\theta) = \\ " + E + r"[L_t^{\text{CLIP}}(\theta) - c_1\,"
-        r"L_t^{\text{VF}}(\theta) \\ {} + c_2\,S[\pi_\theta](s_t)]",
-        r"L_t^{\text{VF}}(\theta) = (V(s_t) - V_t^\text{targ})^2"],
-        "One loss trains policy and value: the surrogate, less the value's squared error, plus "
-        "the entropy, to keep the policy exploring. Optimisers minimise: the loss is minus this."),
-    "epochs": ("Algorithm 1, line 6, the epochs", PPO + "5", [
-        r"K\ \text{epochs},\quad \\ M \le N\,T"],
-        "Each sample is used several times; Eq. 7 and 8 are what allows that. K passes over the "
-        "T·N samples, each in another order, in minibatches of M: one step of Adam for each."),
-    "trpo-algorithm": ("Sec. 6, the whole method", TRPO + "section.6", [],
-        "Collect a rollout; take one step, in the direction that a quadratic model of the KL "
-        "gives, as far as that model and a line search allow; fit the critic. The words are ours."),
-    "trpo-settings": ("App. E, the settings", TRPO + "appendix.E", [
-        r"\delta = 0.01,\quad \gamma = 0.99"],
-        "δ, the size of the trust region, says how far an update may go. (10 iterations of "
-        "conjugate gradient: App. C.1. The other values are Baselines' or Spinning Up's.)"),
-    "trpo-network": ("App. D, the networks", TRPO + "appendix.D", [
-        r"\pi_\theta(a\,|\,s),\quad V(s)"],
-        "The policy says how probable each action is, the value what return to expect. The "
-        "paper's policy is smaller; this one is PPO's. The critic V is not in the paper."),
-    "sec-5-1": ("Sec. 5.1, acting, \"single path\"", TRPO + "section.5", [
-        r"q(a\,|\,s) = \pi_{" + OLD + r"}(a\,|\,s)"],
-        "The old policy collects the samples from which the new one is made, along whole "
-        "trajectories. Softmax: add Gumbel noise to the logits, take the largest. Gaussian: mean "
-        "plus std times normal noise. `act` runs in numpy, as `act_in_numpy`, which is faster."),
-    "eq-14": ("Eq. 14, the surrogate", TRPO + "section.5", [
-        r"\underset{\theta}{\text{maximise}}\quad \\ " + STATES + r",\,a \sim q} [\frac{"
-        r"\pi_\theta(a\,|\,s)}{q(a\,|\,s)}\,Q_{" + OLD + r"}(s,a) ]"],
-        "It estimates, from the old policy's samples, how good another policy would be; q is the "
-        "old policy. Advantages stand for Q: subtracting V(s) changes it only by a constant."),
-    "eq-14-kl": ("Eq. 14, the trust region", TRPO + "section.5", [
-        r"\text{subject to}\quad \\ " + STATES + r"}[D_\text{KL}(\pi_{" + OLD
-        + r"}(\cdot\,|\,s)\,\|\,\\ \pi_\theta(\cdot\,|\,s))] \le \delta"],
-        "The surrogate can be trusted only near the old policy: the mean KL over the states, from "
-        "the old policy to the new, is at most δ."),
-    "gradient": ("App. C, the gradient", TRPO + "appendix.C", [
-        r"g = \nabla_\theta L(\theta)\,|_{\theta=" + OLD + "}"],
-        "It says which way the surrogate grows. At θ_old it is the policy gradient."),
-    "fisher": ("App. C.1, the Fisher-vector product", TRPO + "appendix.C", [
-        r"A\,y = \nabla_\theta\,(\nabla_\theta\," + DKL + r" \cdot y)\,|_{\theta=" + OLD + "}"],
-        "A, the Hessian of the mean KL at θ_old, says how much the policy changes with its "
-        "weights. For W weights it has W × W numbers, so only A y is computed. The paper names "
-        "this way beside its own: differentiate the KL twice."),
-    "cg": ("App. C, conjugate gradient", TRPO + "appendix.C", [r"s \approx A^{-1} g"],
-        "The direction that gains most for a given KL, without inverting A: one product with A an "
-        "iteration. Not in the paper: both early stops, and 0.1 added to A's diagonal (damping)."),
-    "beta": ("App. C, the longest step", TRPO + "appendix.C", [
-        r"\beta = \sqrt{2\delta\,/\,(s^T A\,s)}"],
-        "It says how far along s the quadratic model of the KL, ½ β² sᵀA s, stays within δ. With "
-        "the damping in A the step is a little shorter."),
-    "line-search": ("App. C, the line search", TRPO + "appendix.C", [
-        r"\theta = " + OLD + r" + \beta\,s",
-        r"L_{" + OLD + r"}(\theta) - \mathcal{X}[" + DKL + r" \le \delta]"],
-        "The model is only a model, so the true surrogate and KL decide: β shrinks until L is "
-        "better than at θ_old and the KL at most δ. (𝒳 is 0 where its condition holds, infinite "
-        "elsewhere.) Not in the paper: a limit of tries, after which θ_old is kept; a least "
-        "improvement other than 0 (--accept-ratio)."),
-    "critic": ("A critic", "", [r"(V(s_t) - V_t^\text{targ})^2"],
-        "Advantages need V, which learns from their targets after the policy's step (Baselines)."),
-}  # fmt: skip
+def link_to(place):
+    """ "PPO 3": page 3 of that paper; "TRPO appendix.C": that part."""
+    paper, _, where = (place or "").partition(" ")
+    return {"PPO": PPO, "TRPO": TRPO, "": ""}[paper] + where
+
+
+TABLE = tomllib.loads((ASSETS / "equations.toml").read_text("utf-8"))
+MACROS = TABLE.pop("macros")  # of LaTeX, as \\newcommand defines them
+# key: (where in the paper and what; a link there, or "" if the paper lacks it; formulas; words)
+EQUATIONS = {key: (one["title"], link_to(one.get("paper")), one.get("formulas", []), one["says"])
+             for key, one in TABLE.items()}  # fmt: skip
 
 # --------------------------------------------------------------------------------------- Lines
 
@@ -190,16 +63,44 @@ GAE = [
 ]  # fmt: skip
 STANDARDISE, CRITIC = ("standardise", "return"), ("ActorCritic", "self.critic(obs)")
 NETWORK = [("ActorCritic", "self.actor =", "self.log_std ="), ("mlp", "return"),
+           ("ActorCritic", "if args.orthogonal", "layer_init(head"),
            ("ActorCritic", "out = self.actor", "self.log_std"),
            ("ActorCritic", "if self.discrete:", "return Independent"), CRITIC]  # fmt: skip
 SAMPLE = [("rollout", "noise = draw_noise", "actions[t] ="), ("draw_noise", "noise =", "log_std"),
           ("act", "out =", "return"), ("rollout", "batch.obs =", "batch.values =")]  # fmt: skip
+NORMALISED = ("normalised", ("ActorCritic", "if self.norm_obs", "clamp(-10, 10)"),
+              ("scale_rewards", "rewards, returns =", "clamp_(-10, 10)"),
+              ("train", "if args.norm_obs", "obs_moments.add"),
+              ("make_env", "if args.clip_actions", "action.clip"))  # fmt: skip
+ADAM = ("train", "optimizer = torch.optim.Adam")
 SURROGATE_LINE = ("ppo_loss", "surrogate =")
 VIEWS = {  # script: (equation, (definition, a text of its first line, of its last), ...)
+    "ppo_continuous": [
+        ("ppo-algorithm", ("", "Algorithm 1", "8  end for"), LOOP),
+        ("table-3", ("Args", "num_steps:", "num_envs:")),
+        ("table-1", ("Args", "objective:", "kl_beta:")),
+        ("network", *NETWORK),
+        ("act", *SAMPLE),
+        NORMALISED,
+        *GAE,
+        ("standardised", ("ppo_loss", "args.norm_adv ==", "standardise("), STANDARDISE),
+        ("derivation",),
+        ("ratio", ("ppo_loss", "pi, values =", " ratio =")),
+        ("cpi", SURROGATE_LINE, ("ppo_loss", 'objective == "none"', "l_policy =")),
+        ("eq-7", SURROGATE_LINE, ("ppo_loss", 'objective == "clip"', "torch.min(")),
+        ("eq-8", SURROGATE_LINE, ("ppo_loss", "elif args.objective in", "l_policy =")),
+        ("sec-4", ("mean_kl", "return"),
+                  ("train", "# Sec. 4", "adapt_beta("),
+                  ("adapt_beta", "if kl <", "return")),
+        ("eq-9", ("ppo_loss", "l_vf =", "l_total =")),
+        ("alpha-mujoco", ("anneal", "alpha =", "return")),
+        ("epochs", ("update", "for epoch in range", "optimizer.step()"),
+                   ("backpropagate", "minibatch =", "return"), ADAM),
+    ],
     "ppo_atari": [
         ("ppo-algorithm", ("", "Algorithm 1", "8  end for"), LOOP),
         ("table-5", ("Args", "num_steps:", "anneal:")),
-        ("atari-network", ("ActorCritic", 'if network == "paper"', "self.value_head ="),
+        ("atari-network", ("ActorCritic", 'if network == "paper"', "gain=1.0"),
                           ("ActorCritic", "x = frames.to", "return self.policy_head")),
         ("act", ("rollout", "for t in range", "act_fn(net"),
                 ("act", "logits, values =", "log_probs =")),
@@ -207,37 +108,19 @@ VIEWS = {  # script: (equation, (definition, a text of its first line, of its la
         *GAE[1:],
         ("standardised", ("estimate_advantages", "(1 - batch.fired"),
                          ("ppo_loss", "args.norm_adv ==", "standardise("), STANDARDISE),
+        ("derivation",),
         ("ratio", ("ppo_loss", "logits, new_values =", " ratio =")),
         ("eq-7", ("ppo_loss", "clipped =", "l_clip =")),
         ("eq-9", ("ppo_loss", "value_errors =", "l_total =")),
         ("alpha", ("anneal", "alpha =", "return")),
-        ("epochs", ("update", "for _ in range", "optimizer.step()")),
-    ],
-    "ppo_continuous": [
-        ("ppo-algorithm", ("", "Algorithm 1", "8  end for"), LOOP),
-        ("table-3", ("Args", "num_steps:", "num_envs:")),
-        ("table-1", ("Args", "objective:", "kl_beta:")),
-        ("network", *NETWORK),
-        ("act", *SAMPLE),
-        *GAE,
-        ("standardised", ("ppo_loss", "args.norm_adv ==", "standardise("), STANDARDISE),
-        ("ratio", ("ppo_loss", "pi, values =", " ratio =")),
-        ("cpi", SURROGATE_LINE, ("ppo_loss", 'objective == "none"', "l_policy =")),
-        ("eq-7", SURROGATE_LINE, ("ppo_loss", 'objective == "clip"', "torch.min(")),
-        ("eq-8", SURROGATE_LINE, ("ppo_loss", "elif args.objective in", "l_policy =")),
-        ("sec-4", ("mean_kl", "return"),
-                  ("train", 'args.objective == "kl-adaptive"', "adapt_beta("),
-                  ("adapt_beta", "if kl <", "return")),
-        ("eq-9", ("ppo_loss", "l_vf =", "l_total =")),
-        ("alpha-mujoco", ("anneal", "alpha =", "return")),
-        ("epochs", ("update", "for epoch in range", "optimizer.step()"),
-                   ("backpropagate", "minibatch =", "return")),
+        ("epochs", ("update", "for _ in range", "optimizer.step()"), ADAM),
     ],
     "trpo_continuous": [
         ("trpo-algorithm", ("", "The practical", "6  end for"), LOOP),
         ("trpo-settings", ("Args", "max_kl:", "gamma:")),
         ("trpo-network", *NETWORK),
         ("sec-5-1", *SAMPLE),
+        NORMALISED,
         *GAE,
         ("standardised", ("update", "args.norm_adv ==", "standardise("), STANDARDISE),
         ("eq-14", ("surrogate", "ratio =", "return")),
@@ -288,25 +171,40 @@ EXTRA = {
         ("update", "fit_critic(")],
 }  # fmt: skip
 
+PICTURES = {"eq-7": "clip", "eq-11": "gae", "line-search": "trust", "epochs": "update"}
+OFF = {  # a row of steps that are not in the paper: (in words, the flag that leaves one out)
+    "standardised": [("Without it", "--norm-adv none"), ("Once a rollout", "--norm-adv rollout")],
+    "network": [("Without orthogonal weights", "--no-orthogonal")],
+    "normalised": [("Observations as they are", "--no-norm-obs"),
+                   ("Rewards as they are", "--no-norm-reward"),
+                   ("Actions not clipped", "--no-clip-actions"),
+                   ("Without nearly all that is not in the paper", "plain")],
+    "alpha-mujoco": [("Without it", "--anneal none")],
+    "epochs": [("Gradient not clipped", "--max-grad-norm 0"), ("Adam's own ε", "--adam-eps 1e-8")],
+    "cg": [("Without damping", "--cg-damping 0")],
+}  # fmt: skip
+OFF["trpo-network"] = OFF["network"]
+
 # its LaTeX, its names in the code, each with its shape if it is a tensor, and it in words; @ in a
 # shape: of the samples in a function, which SAMPLES has
 SYMBOLS = [
     (r"\gamma", "gamma", "discount"), (r"\lambda", "gae_lambda", "1: trust rewards; 0: trust V"),
     (r"\epsilon", "clip_eps", "how far the ratio may move from 1"),
     (r"\alpha", "alpha", "falls from 1 to 0"), ("r_t", "ratio:@", "probability ratio"),
-    (A_T, "advantage:N advantages:@", "estimated advantage"),
-    (SURROGATE, "surrogate:@", "each sample's surrogate"), (CLIPPED, "clipped:@", "clipped ratio"),
+    (r"\At", "advantage:N advantages:@", "estimated advantage"),
+    (r"\surrogate", "surrogate:@", "each sample's surrogate"),
+    (r"\clipped", "clipped:@", "clipped ratio"),
     (r"\delta_t", "deltas:@", "error of V over one step"),
     (r"\delta", "max_kl", "bound on the mean KL"), (r"\beta", "beta kl_beta", "penalty's weight"),
     (r"\beta", "fraction", "length of the step, here as a share of the longest"),
-    (OLD, "theta_old:W", "weights before the step"), ("c_1", "vf_coef", "weight of V's error"),
+    (r"\old", "theta_old:W", "weights before the step"), ("c_1", "vf_coef", "weight of V's error"),
     ("c_2", "ent_coef", "weight of the entropy"), ("T", "num_steps", "steps of each actor"),
     ("N", "num_envs", "number of actors"), ("M", "minibatch_size", "samples in a minibatch"),
     ("K", "num_epochs", "passes over a rollout"),
     ("V", "values:@ next_values:@ new_values:@ critic value_head", "value of a state"),
     (r"V_t^\text{targ}", "targets:@", "what V should be"),
     (r"\pi_\theta", "pi log_pi:@,actions log_prob policy_head actor", "policy that is trained"),
-    (r"\pi_{" + OLD + "}", "log_probs:@ act_fn pi_old:@,parameters", "policy that acted"),
+    (r"\pi_{\old}", "log_probs:@ act_fn pi_old:@,parameters", "policy that acted"),
     ("q", "log_probs:@", "policy that acted"), ("r_t", "rewards:@", "reward"),
     ("S", "entropy", "entropy of the policy"), (r"L_t^{\text{VF}}", "l_vf", "squared error of V"),
     (r"L^{\text{CLIP}}", "l_clip l_policy", "clipped surrogate"),
@@ -317,15 +215,16 @@ SYMBOLS = [
     (r"\text{KL}", "kl:@ kl_divergence", "distance from the old policy to the new"),
     (r"D_\text{KL}", "kl kl_divergence", "distance from the old policy to the new"),
     (r"\overline{D}_\text{KL}", "kl", "mean KL over the states"),
-    (r"Q_{" + OLD + "}", "advantages:@", "how good an action is"),
+    (r"Q_{\old}", "advantages:@", "how good an action is"),
     ("g", "g:W b:W", "gradient of the surrogate"), ("y", "y:W", "any vector"),
     ("A", "product a_p:W damped", "Hessian of the KL, as a function y → A y"),
     ("s", "s:W", "direction of the step"),
-    ("s", "obs:@,observation_size frames:@,4,84,84", "state, as the network sees it"),
+    ("s", "obs:@,observation_size raw_obs:...,observation_size frames:@,4,84,84", "state"),
 ]  # fmt: skip
 SAMPLES = {
     "gae": "T,N",
     "rollout": "T,N",
+    "scale_rewards": "T,N",
     "estimate_advantages": "T,N",
     "mean_kl": "T,N",
     "act": "N",
@@ -432,6 +331,8 @@ def formula(latex, symbols=()):
     """MathML, in parts at each \\\\; symbols: what the elements to be marked hold, as text. One
     may be part of another in braces, as r_t is of r_t(θ) Â_t."""
     ET.register_namespace("", "http://www.w3.org/1998/Math/MathML")
+    while (longer := re.sub(r"\\([A-Za-z]+)", lambda m: MACROS.get(m[1], m[0]), latex)) != latex:
+        latex = longer
 
     def mark(element):
         for child in element:
@@ -466,8 +367,9 @@ def symbols_of(formulas, words):
     return symbols
 
 
-def code(script, numbers, symbols=(), common=None):
-    """Lines of a script. symbols: {name: symbol} to mark; common: lines that are no change."""
+def code(script, numbers, symbols=(), common=None, steps=()):
+    """Lines of a script. symbols: {name: symbol} to mark; common: lines that are no change;
+    steps: {number: step} of the lines to be marked whole."""
     lines = [tokens(script)[n - 1] for n in numbers]
     texts = [text_of(line) for line in lines]
     margin = min(len(t) - len(t.lstrip()) for t in texts if t.strip())
@@ -484,47 +386,137 @@ def code(script, numbers, symbols=(), common=None):
         css = " extra" * (n in not_in_the_paper(script))
         css += " changed" * (common is not None and text_of(line, comments=False) not in common)
         indent = max(0, len(text) - len(text.lstrip()) - margin)
-        shown.append(f'<span class="line{css}" style="--i:{indent}">'
+        same = f' data-s="{steps[n]}"' if n in steps else ""
+        shown.append(f'<span class="line{css}" style="--i:{indent}"{same}>'
                      f'<i aria-hidden="true">{n}</i>{"".join(parts)}\n</span>')  # fmt: skip
     return f"<pre><code>{''.join(shown)}</code></pre>"
 
 
-def figures(script, places, symbols=(), common=None):
-    """The lines of some places, each below the name of its function."""
+def figures(script, places, *marks):
+    """The lines of some places, each below a link to them, and a button for the whole function."""
     shown = []
-    for place in places:
-        part = excerpt(script, *place)
-        lines = f"line {part[0]}" if len(part) == 1 else f"lines {part[0]} to {part[-1]}"
-        name = f"<code>{place[0]}</code>" if place[0] else "docstring"
-        shown.append(f"<figure><figcaption>{name}, {lines}</figcaption>"
-                     f"{code(script, part, symbols, common)}</figure>")  # fmt: skip
+    for name, *place in places:
+        part = excerpt(script, name, *place)
+        shown.append(f"<figure><figcaption>{link(script, name, part)} "
+                     f'<button type="button" data-whole="{script}.{name}">whole '
+                     f'{"class" if name[0].isupper() else "function"}</button></figcaption>'
+                     f"{code(script, part, *marks)}</figure>")  # fmt: skip
     return "".join(shown)
+
+
+def link(script, name, numbers):
+    """A caption: a definition, and its lines in the file."""
+    first, last = numbers[0], numbers[-1]
+    lines = f"line {first}" if first == last else f"lines {first} to {last}"
+    anchor = f"L{first}" if first == last else f"L{first}-L{last}"
+    return f'<a href="../{script}.py#{anchor}"><code>{name}</code>, {lines}</a>'
+
+
+def dialogs():
+    """Each definition of which the page shows lines, whole; hidden until its button is pressed."""
+    places = [
+        (script, place[0])
+        for script, view in VIEWS.items()
+        for _, *rest in view
+        for place in rest
+        if place[0]
+    ]
+    places += [(script, place[0]) for *_, ppo, trpo in LESSON
+               for script, own in (("ppo_continuous", ppo), ("trpo_continuous", trpo))
+               for place in own]  # fmt: skip
+    return "".join(
+        f'<dialog data-of="{script}.{name}" aria-label="{name}" closedby="any">'
+        f'<form method="dialog"><button>Close</button></form>'
+        f"<p>{link(script, name, (lines := definition(script, name)))} of {script}.py</p>"
+        f"{code(script, lines)}</dialog>\n"
+        for script, name in dict.fromkeys(places)
+    )
+
+
+def pseudocode(script, place):
+    """The pseudocode in a script's docstring, and {a line of the loop: the step to be marked}."""
+    text, steps, keys = {n: text_of(tokens(script)[n - 1]) for n in definition(script, "")}, {}, {}
+    for n in excerpt(script, *LOOP):
+        if said := re.search(r"# lines? (\d[\d, ]*)", text[n]):
+            node, key = statement(script, n), said[1].strip()
+            last = n if hasattr(node, "body") else node.end_lineno
+            steps |= dict.fromkeys(range(node.lineno, last + 1), f"line {key}")
+            keys |= dict.fromkeys(key.split(", "), f"line {key}")
+    opened, number, shown = {}, "", ""
+    for n in excerpt(script, *place)[1:]:
+        own, indent, words, here = re.match(r"(\d*)( *)(.*?)(?:  +(.*))?$", text[n]).groups()
+        number, called = own or number, f"{(here or '-').split()[0]}("
+        opened[indent] = keys.get(number) if words.endswith(" do") else opened.get(indent)
+        key = (keys.get(number) or words == "end for" and opened[indent]
+               or next(step for k, step in steps.items() if called in text[k]))  # fmt: skip
+        here = f"`{here}`" if here and " " not in here else here or ""
+        shown += (
+            f'<li style="--i:{len(own + indent) - 3}"><button type="button" data-s="{key}">'
+            f"<i>{own}</i><span>{prose(words)}</span><small>{prose(here)}</small></button>"
+        )
+    return f'<ol class="algorithm">{shown}</ol>', steps
+
+
+@cache
+def scores():
+    """{(algorithm, flag): {task: {seed: score}}}, of the data there are of single steps."""
+    found = {}
+    for run in (*reproduce.data_of("ablations"), *reproduce.data_of("steps")):
+        key = run.algorithm, run.label.removeprefix(f"{run.algorithm} ")
+        found.setdefault(key, {}).setdefault(run.env_id, {})[run.seed] = run.score
+    return found
+
+
+def without(script, equation):
+    """What happens without the steps of a row, where there are data."""
+    algorithm, shown = {"ppo_continuous": "PPO", "trpo_continuous": "TRPO"}.get(script), ""
+    for words, flag in OFF.get(equation, ()):
+        pairs = {}  # {task: scores of the same seeds without and with the step}
+        for task, own in scores().get((algorithm, flag), {}).items():
+            usual = scores().get((algorithm, "defaults"), {}).get(task, {})
+            if seeds := sorted(own.keys() & usual.keys()):
+                pairs[task] = [[x[seed] for seed in seeds] for x in (own, usual)]
+        if not pairs:
+            continue
+        flag = reproduce.PLAIN if flag == "plain" else flag
+        counts = sorted({len(own) for own, _ in pairs.values()})
+        seeds = f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} seed{'s' * (counts != [1])}"
+        means = "; ".join(f"{task.rpartition('-')[0]} {spread(own)} instead of {spread(usual)}"
+                          for task, (own, usual) in sorted(pairs.items()))  # fmt: skip
+        means = f"{means}. {seeds}.".replace(" -", " −")
+        words = f"{words} (<code>{flag}</code>)"
+        lower = sum(np.mean(own) < np.mean(usual) for own, usual in pairs.values())
+        shown += (f"<p>{words}: {means}</p>" if len(pairs) < 4 else
+                  f"<details><summary>{words}: a lower mean on {lower} of {len(pairs)} tasks"
+                  f"</summary>{means}</details>")  # fmt: skip
+    return f'<div class="without">{shown}</div>' if shown else ""
 
 
 def prose(text):
     """HTML, with subscripts as in θ_old, and `code`."""
-    text = re.sub(r"\b([πθδÂd])_(\w+)", r"\1<sub>\2</sub>", html.escape(text, quote=False))
+    text = re.sub(r"\b([πθδÂdr])_(\w+)", r"\1<sub>\2</sub>", html.escape(text, quote=False))
+    text = re.sub("(?<=1) ([−+]) (?=ε)", "\u00a0\\1\u00a0", text)
     return re.sub("`(.*?)`", r"<code>\1</code>", text)
-
-
-FIGURE_1 = """<figure><figcaption>Figure 1 of the paper: one term of L<sup>CLIP</sup> against the
-ratio r. The dot is θ<sub>old</sub>, where r = 1.</figcaption><svg viewBox="0 0 340 125" role="img"
-aria-label="For a positive advantage the term grows up to 1 + ε, and is flat beyond. For a negative
-one it is flat up to 1 − ε, and falls beyond."><path d="M15 105h140M15 15v105"/>
-<path d="M80 105V65M106 105V49" stroke-dasharray="3"/>
-<polyline points="15,105 54,81 80,65 106,49 145,49"/><circle cx="80" cy="65" r="4"/>
-<text x="80" y="119">1</text><text x="106" y="119">1 + ε</text>
-<text x="153" y="119">r</text><text x="39" y="22">A &gt; 0</text><path d="M190 25h140M190 15v105"/>
-<path d="M255 25V65M229 25V49" stroke-dasharray="3"/>
-<polyline points="190,49 229,49 255,65 281,81 320,105"/><circle cx="255" cy="65" r="4"/>
-<text x="255" y="20">1</text><text x="229" y="20">1 − ε</text>
-<text x="328" y="20">r</text><text x="214" y="118">A &lt; 0</text></svg></figure>"""
 
 
 def row(script, equation, *places):
     """An equation and its lines."""
     title, extra = title_of(script, equation)
-    _, link, formulas, says = EQUATIONS[equation]
+    name, lines = f"{script}-{equation}", height(script, places) + 14 * (equation in PICTURES)
+    _, paper, formulas, says = EQUATIONS[equation]
+    top = (f' id="{name}" data-place="{script}.py" style="--lines:{lines}">\n'
+           f'<h3><a href="#{name}">{title}</a></h3>')  # fmt: skip
+    page = f' <a href="{paper}">In&nbsp;the&nbsp;paper</a>' if paper else ""
+    if not places:
+        items = "".join(
+            f'<li><p class="formula">{formula(latex)}</p><p>{prose(line)}</p>'
+            for latex, line in zip(formulas, says.split("\n"), strict=True)
+        )
+        return f'<section class="row derived"{top}<ol class="derivation">{items}</ol></section>\n'
+    body, steps = "", {}
+    if not places[0][0]:
+        body, steps = pseudocode(script, places[0])
+        places = places[1:]
     words = [{text for n in excerpt(script, *place) for _, text in tokens(script)[n - 1]}
              for place in places]  # fmt: skip
     symbols = symbols_of(formulas, set().union(*words))
@@ -540,14 +532,25 @@ def row(script, equation, *places):
             marks[name] = CONTENTS[k]
         keys += (f'<li><button type="button" data-s="{CONTENTS[k]}">{formula(SYMBOLS[k][0])} '
                  f"{', '.join(shown)}</button> {prose(SYMBOLS[k][2])}")  # fmt: skip
-    body = [f'<p class="formula">{formula(latex, marks.values())}</p>' for latex in formulas]
-    page = f' <a href="{link}">In&nbsp;the&nbsp;paper</a>' if link else ""
-    return f"""<section class="row{extra}" id="{script}-{equation}">
-<div class="paper"><h3><a href="#{script}-{equation}">{title}</a></h3>
-{"".join(body)}<p>{prose(says)}{page}</p><ul class="keys">{keys}</ul></div>
-<div class="code">{figures(script, places, marks)}{FIGURE_1 if equation == "eq-7" else ""}</div>
+    body += "".join(f'<p class="formula">{formula(x, marks.values())}</p>' for x in formulas)
+    keys = f'<ul class="keys">{keys}</ul>' if keys else ""
+    picture = f'<div class="moving" data-picture="{PICTURES.get(equation)}">'
+    picture = (
+        f"{picture}{inlined('figure1.html') if equation == 'eq-7' else ''}</div>"
+        if equation in PICTURES
+        else ""
+    )
+    return f"""<section class="row{extra}"{top.replace("<h3>", '<div class="paper"><h3>')}
+{body}<p>{prose(says)}{page}</p>{without(script, equation)}{keys}</div>
+<div class="code">{figures(script, places, marks, None, steps)}{picture}</div>
 </section>
 """
+
+
+def height(script, places, width=68):
+    """The height of a row's code when it is printed, in lines."""
+    parts = [[text_of(tokens(script)[n - 1]) for n in excerpt(script, *p)] for p in places if p[0]]
+    return sum(3 + sum(1 + len(text.strip()) // width for text in part) for part in parts)
 
 
 def title_of(script, equation):
@@ -566,22 +569,30 @@ def lesson():
     lines = [{text_of(line, comments=False) for line in tokens(s)} for s in scripts.values()]
     for k, (name, words, *places) in enumerate(LESSON):
         common = None if k else lines[0] & lines[1]
-        sides = [f'<div class="code"><h4>{key}</h4>{figures(scripts[key], part, (), common)}</div>'
-                 for key, part in zip(scripts, places, strict=True)]  # fmt: skip
-        shown += f"""<section class="both" id="difference-{k}">
-<h3><a href="#difference-{k}">{name}</a></h3><p>{prose(words)}</p>{"".join(sides)}</section>
+        pairs = list(zip(scripts.values(), places, strict=True))
+        names = [{text for place in own for n in excerpt(script, *place)
+                  for kind, text in tokens(script)[n - 1] if kind is Name}
+                 for script, own in pairs]  # fmt: skip
+        marks = {text: text for text in names[0] & names[1]}
+        sides = "".join(
+            f'<div class="code"><h4>{paper}</h4>{figures(*pair, marks, common)}</div>'
+            for paper, pair in zip(scripts, pairs, strict=True)
+        )
+        shown += f"""<section class="both" id="difference-{k}" data-place="PPO ↔ TRPO"
+style="--lines:{4 + max(height(*pair, 55) for pair in pairs)}">
+<h3><a href="#difference-{k}">{name}</a></h3><p>{prose(words)}</p>{sides}</section>
 """
     sources = [{node.name: ast.unparse(node) for node in statements(s)
                 if hasattr(node, "name") and node.lineno < definition(s, "update")[-1]
                 and not node.col_offset} for s in scripts.values()]  # fmt: skip
     same = [f"<code>{k}</code>" for k, v in sources[0].items() if v == sources[1].get(k)]
-    return f"{shown}<p>The same in both scripts: {', '.join(same)}.</p>"
+    return f'{shown}<p class="same">The same in both scripts: {", ".join(same)}.</p>'
 
 
 def page():
     """The whole page, as a string."""
     tabs = panels = ""
-    names = ["PPO on Atari", "PPO", "TRPO", "PPO ↔ TRPO"]
+    names = ["PPO", "PPO on Atari", "TRPO", "PPO ↔ TRPO"]
     for name, view in zip(names, [*VIEWS, "difference"], strict=True):
         tabs += f'<a href="#{view}">{name}</a>'
         rows = [(key, *title_of(view, key)) for key, *_ in VIEWS.get(view, [])]
@@ -593,94 +604,21 @@ def page():
 <h2>{f"{view}.py" if view in VIEWS else "One loop, two updates"}</h2>
 <ul class="contents">{contents}</ul>{body}</div>
 """
-    return TEMPLATE.replace("@TABS@", tabs).replace("@PANELS@", panels)
+    parts = {"TABS": tabs, "PANELS": panels, "DIALOGS": dialogs()}
+    return re.sub(r"@([\w.]+)@", lambda m: parts.get(m[1]) or inlined(m[1]),
+                  (ASSETS / "page.html").read_text("utf-8"))  # fmt: skip
 
 
-TEMPLATE = """<!DOCTYPE html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>PPO and TRPO: paper and code, side by side</title>
-<style>
-body { --back: light-dark(#fff, #0d1117); --panel: light-dark(#f6f8fa, #161b22);
-  --rule: light-dark(#d0d7de, #30363d); --soft: light-dark(#57606a, #9ea7b3);
-  --link: light-dark(#0550ae, #79c0ff); --extra: light-dark(#bc4c00, #ffa657);
-  --mark: light-dark(#ffe58a, #6b5300); --red: light-dark(#a40e26, #ff7b72);
-  color-scheme: light dark; color: light-dark(#1b1f24, #e6edf3); background: var(--back);
-  margin: 0 auto; max-width: 96rem; padding: 1rem 1.5rem; font: 1rem/1.5 system-ui, sans-serif }
-h1, h2, h3, h4 { font-size: 1rem; margin: 0 } h1 { font-size: 1.5rem }
-h2 { font-size: 1.2rem; padding-top: 1rem }
-a { color: var(--link) } h3 a { color: inherit; text-decoration: none } p { margin: .6rem 0 }
-nav { position: sticky; top: 0; background: var(--back); padding: .5rem 0; z-index: 1;
-  border-bottom: 1px solid var(--rule); display: flex; gap: .4rem }
-nav a, button { font: inherit; color: inherit; background: none; border: 1px solid var(--rule);
-  border-radius: .4rem; padding: .1rem .5rem; text-decoration: none }
-[aria-current=true] { border-color: var(--link); box-shadow: inset 0 -3px var(--link) }
-:focus-visible { outline: 2px solid var(--link); outline-offset: 2px }
-.contents { list-style: none; padding: 0; columns: 18rem } .contents li { padding-left: .8rem }
-.row, .both { display: grid; gap: 1rem 2rem; border-top: 1px solid var(--rule); padding: 1.2rem 0 }
-.row { grid-template-columns: minmax(0, 2fr) minmax(0, 3fr) }
-.row:has(.d) { grid-template-columns: minmax(0, 1fr) }
-.both { grid-template-columns: repeat(2, minmax(0, 1fr)) } .both h3 { grid-column: 1 / -1 }
-.both h3 ~ p { grid-column: 1 / -1; margin: 0 } [id] { scroll-margin-top: 2.7rem }
-.formula { text-align: center; line-height: 1.8 } .formula math { font-size: 1.15em }
-.keys { list-style: none; padding: 0; color: var(--soft); font-size: .9rem }
-.keys button { color: canvastext; margin: .15rem .3rem .15rem 0; text-align: left }
-figure { margin: 0 0 .8rem } figcaption { color: var(--soft); font-size: .85rem }
-svg { max-width: 24rem; stroke: currentColor; fill: none; font-size: 11px; text-anchor: middle }
-polyline { stroke: var(--link); stroke-width: 3 } text, circle { fill: currentColor; stroke: none }
-pre { margin: .2rem 0; padding: .5rem 0; background: var(--panel); border-radius: .4rem;
-  font: .75rem/1.6 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }
-.line { --indent: calc((9 + var(--i)) * 1ch); display: block; padding: 0 .5rem 0 var(--indent);
-  text-indent: calc(-1 * var(--indent)); border-left: 3px solid transparent }
-.line i { display: inline-block; width: 4ch; padding-right: 1.5ch; text-align: right;
-  color: var(--soft); font-style: normal; user-select: none; text-indent: 0 }
-.line.extra { border-left-color: var(--extra) }
-.row.extra, li.extra { box-shadow: inset 3px 0 var(--extra) } .row.extra { padding-left: .8rem }
-.changed { background: light-dark(#ddf4ff, #0c2d4b); box-shadow: inset -3px 0 var(--link) }
-.c { color: var(--soft) } .s { color: light-dark(#0a5c2b, #7ee787) } .k { color: var(--red) }
-.m { color: var(--link) } .f { color: light-dark(#6639ba, #d2a8ff) }
-[data-s] { border-radius: .2rem; cursor: help }
-.code [data-s] { text-decoration: underline dotted var(--soft); text-underline-offset: .2em }
-.on { background: var(--mark); outline: 1px solid var(--mark) }
-@media (max-width: 60rem) { .row, .both { grid-template-columns: minmax(0, 1fr) } }
-@media (max-width: 30rem) { body { padding: 1rem } nav { font-size: .85rem } }
-@media print { nav, .contents { display: none } [hidden] { display: block !important }
-  .row, .both { display: block } h2, h3, h4, figcaption { break-after: avoid }
-  .line, p, li, svg { break-inside: avoid; print-color-adjust: exact } :root { font-size: 12px } }
-</style>
-<h1>PPO and TRPO: paper and code, side by side</h1>
-<p>The equations of <a href="https://arxiv.org/abs/1707.06347">PPO</a> and
-<a href="https://arxiv.org/abs/1502.05477">TRPO</a>, and the lines that compute them. Point at a
-symbol or a name, and both are marked. An orange edge: a step that is not in the paper. Shapes: T
-steps of N actors; M samples of a minibatch; W weights of the policy.</p>
-<nav>@TABS@</nav>
-<main>@PANELS@</main>
-<script>
-const tabs = document.querySelectorAll("nav a"), panels = document.querySelectorAll("main > div");
-function go() {  // where the address says: #trpo_continuous, #ppo_atari-eq-7
-  const place = document.getElementById(location.hash.slice(1));
-  const shown = place?.closest("main > div") ?? panels[0];
-  panels.forEach((panel, k) => {
-    panel.hidden = panel !== shown;
-    tabs[k].setAttribute("aria-current", panel === shown);
-  });
-  place?.scrollIntoView();
-}
-addEventListener("hashchange", go);
-go();
+def inlined(name):
+    """A file of plots/page, as the page has it; nothing, if there is no such file."""
+    path = ASSETS / name
+    text = path.read_text("utf-8") if path.exists() else ""
+    around = {
+        "pictures.js": "<script>\n{}</script>\n",
+        "recorded.json": '<script type="application/json" id="recorded">{}</script>\n',
+    }
+    return around.get(name, "{}").replace("{}", text) if text else ""
 
-function mark(event) {  // a symbol that is pointed at, or whose button has the focus
-  const pointed = event.type === "mouseover" && event.target.closest("[data-s]");
-  const one = pointed || document.activeElement.closest("[data-s]");
-  for (const old of document.querySelectorAll(".on")) old.classList.remove("on");
-  const same = one ? one.closest(".row").querySelectorAll(`[data-s="${one.dataset.s}"]`) : [];
-  for (const each of same) each.classList.add("on");
-}
-for (const type of ["mouseover", "focusin", "focusout"]) document.addEventListener(type, mark);
-</script>
-</html>
-"""
 
 # ------------------------------------------------------------------------------- Page and links
 
@@ -689,6 +627,30 @@ def renew(text):
     """README with its links at the first lines of the definitions that they name."""
     return re.sub(r"(\[`([\w.]+)`\]\((\w+)\.py#L)\d+",
                   lambda link: link[1] + str(definition(link[3], link[2])[0]), text)  # fmt: skip
+
+
+def draw_picture(text):
+    """Two rows of the page as README shows them."""
+    path = PAGE.with_suffix(".png")
+    if not BROWSER:
+        return print(f"{path.name}: not drawn, there is no Chromium or Chrome here")
+    rows = ":is(#ppo_continuous-ratio, #ppo_continuous-eq-7)"
+    only = f"""<style>header, #about, h2, .contents, section:not({rows}), figcaption button
+{{ display: none }} body section {{ grid-template-columns: 4fr 6fr }} body {{ --code: .8rem }}
+.keys {{ font-size: 0 }} .keys li {{ display: inline }} .keys button {{ font-size: .9rem }}
+</style><script type="module">for (const name of document.querySelectorAll("{rows} [data-s=rt]"))
+name.classList.add("on")</script></html>"""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "page.html").write_text(text.replace("</html>", only), "utf-8")
+        subprocess.run(
+            [BROWSER, "--headless", "--no-sandbox", "--hide-scrollbars", "--disable-gpu",
+             f"--user-data-dir={folder}", "--window-size=940,1400", f"--screenshot={path}",
+             "--force-device-scale-factor=2", "--virtual-time-budget=3000",
+             (Path(folder) / "page.html").as_uri()], check=True, capture_output=True,
+        )  # fmt: skip
+    image = imread(path)
+    used = np.flatnonzero((image != image[-1, -1]).any((1, 2)))
+    imsave(path, image[: used[-1] + 30])
 
 
 def main(argv=None):
@@ -702,6 +664,8 @@ def main(argv=None):
             sys.exit(f"{path.name} is out of date; run: .venv/bin/python plots/side_by_side.py")
         if new != old:
             path.write_text(new, "utf-8", newline="\n")
+    if not argv:
+        draw_picture(page())
 
 
 if __name__ == "__main__":
