@@ -49,6 +49,7 @@ def link_to(place):
 
 TABLE = tomllib.loads((ASSETS / "equations.toml").read_text("utf-8"))
 MACROS = TABLE.pop("macros")  # of LaTeX, as \\newcommand defines them
+SYMBOLS = TABLE.pop("symbols")
 # key: (where in the paper and what; a link there, or "" if the paper lacks it; formulas; words)
 EQUATIONS = {key: (one["title"], link_to(one.get("paper")), one.get("formulas", []), one["says"])
              for key, one in TABLE.items()}  # fmt: skip
@@ -185,58 +186,12 @@ OFF = {  # a row of steps that are not in the paper: (in words, the flag that le
 }  # fmt: skip
 OFF["trpo-network"] = OFF["network"]
 
-# its LaTeX, its names in the code, each with its shape if it is a tensor, and it in words; @ in a
-# shape: of the samples in a function, which SAMPLES has
-SYMBOLS = [
-    (r"\gamma", "gamma", "discount"), (r"\lambda", "gae_lambda", "1: trust rewards; 0: trust V"),
-    (r"\epsilon", "clip_eps", "how far the ratio may move from 1"),
-    (r"\alpha", "alpha", "falls from 1 to 0"), ("r_t", "ratio:@", "probability ratio"),
-    (r"\At", "advantage:N advantages:@", "estimated advantage"),
-    (r"\surrogate", "surrogate:@", "each sample's surrogate"),
-    (r"\clipped", "clipped:@", "clipped ratio"),
-    (r"\delta_t", "deltas:@", "error of V over one step"),
-    (r"\delta", "max_kl", "bound on the mean KL"), (r"\beta", "beta kl_beta", "penalty's weight"),
-    (r"\beta", "fraction", "length of the step, here as a share of the longest"),
-    (r"\old", "theta_old:W", "weights before the step"), ("c_1", "vf_coef", "weight of V's error"),
-    ("c_2", "ent_coef", "weight of the entropy"), ("T", "num_steps", "steps of each actor"),
-    ("N", "num_envs", "number of actors"), ("M", "minibatch_size", "samples in a minibatch"),
-    ("K", "num_epochs", "passes over a rollout"),
-    ("V", "values:@ next_values:@ new_values:@ critic value_head", "value of a state"),
-    (r"V_t^\text{targ}", "targets:@", "what V should be"),
-    (r"\pi_\theta", "pi log_pi:@,actions log_prob policy_head actor", "policy that is trained"),
-    (r"\pi_{\old}", "log_probs:@ act_fn pi_old:@,parameters", "policy that acted"),
-    ("q", "log_probs:@", "policy that acted"), ("r_t", "rewards:@", "reward"),
-    ("S", "entropy", "entropy of the policy"), (r"L_t^{\text{VF}}", "l_vf", "squared error of V"),
-    (r"L^{\text{CLIP}}", "l_clip l_policy", "clipped surrogate"),
-    (r"L_t^{\text{CLIP}}", "l_clip l_policy", "surrogate of Eq. 7"),
-    (r"L^{\text{CPI}}", "l_policy", "surrogate"),
-    (r"L^{\text{KLPEN}}", "l_policy", "penalised surrogate"),
-    ("d", "kl", "mean KL of the last update"), (r"d_\text{targ}", "kl_target", "the d to aim at"),
-    (r"\text{KL}", "kl:@ kl_divergence", "distance from the old policy to the new"),
-    (r"D_\text{KL}", "kl kl_divergence", "distance from the old policy to the new"),
-    (r"\overline{D}_\text{KL}", "kl", "mean KL over the states"),
-    (r"Q_{\old}", "advantages:@", "how good an action is"),
-    ("g", "g:W b:W", "gradient of the surrogate"), ("y", "y:W", "any vector"),
-    ("A", "product a_p:W damped", "Hessian of the KL, as a function y → A y"),
-    ("s", "s:W", "direction of the step"),
-    ("s", "obs:@,observation_size raw_obs:...,observation_size frames:@,4,84,84", "state"),
-]  # fmt: skip
-SAMPLES = {
-    "gae": "T,N",
-    "rollout": "T,N",
-    "scale_rewards": "T,N",
-    "estimate_advantages": "T,N",
-    "mean_kl": "T,N",
-    "act": "N",
-    "ppo_loss": "M",
-    "standardise": "M",
-    "update": "T·N",
-    "surrogate": "T·N",
-    "trust_region_step": "T·N",
-    "fit_critic": "T·N",
-    "rollout.obs": "...",
+SAMPLES = {  # @ in the shape of a symbol: of the samples in a function
+    "gae": "T,N", "rollout": "T,N", "scale_rewards": "T,N", "estimate_advantages": "T,N",
+    "mean_kl": "T,N", "act": "N", "ppo_loss": "M", "standardise": "M", "update": "T·N",
+    "surrogate": "T·N", "trust_region_step": "T·N", "fit_critic": "T·N", "rollout.obs": "...",
     "rollout.frames": "...",
-}  # of one step, and of all in the batch
+}  # the last two: of one step, and of all in the batch  # fmt: skip
 
 
 @cache
