@@ -3,26 +3,28 @@ const panels = document.querySelectorAll("main > div");
 const by = id => document.getElementById(id);
 const all = (of, selector) => [...of.querySelectorAll(selector)];
 const SLIDE = "slide-";  // before the place in the address: #slide-ppo_continuous-eq-7
+const PICTURE = "-picture";  // after it: the row's picture, which is a slide of its own
 let now = null;  // the row that is the slide
 
 // ---- Tabs and slides: the address says what is shown
 
 function go() {
   const hash = decodeURIComponent(location.hash.slice(1)), slides = hash.startsWith(SLIDE);
-  const place = by(slides ? hash.slice(SLIDE.length) : hash);
+  const pictured = slides && hash.endsWith(PICTURE);
+  const place = by(slides ? hash.slice(SLIDE.length, pictured ? -PICTURE.length : undefined) : hash);
   const shown = place?.closest("main > div") ?? panels[0];
   panels.forEach((panel, k) => {
     panel.hidden = panel !== shown;
     tabs[k].setAttribute("aria-current", panel === shown);
     tabs[k].hash = (slides ? SLIDE : "") + panel.id;
   });
-  now?.classList.remove("now");
+  now?.classList.remove("now", "pictured");
   now = slides ? place?.closest("section") ?? shown.querySelector("section") : null;
   document.body.classList.toggle("slides", slides);
   by("stage").hidden = !slides;
   by("slides").setAttribute("aria-pressed", slides);
   measure();
-  if (now) show(all(shown, "section"));
+  if (now) show(all(shown, "section"), pictured);
   else place?.scrollIntoView();
   stretch();
 }
@@ -41,8 +43,9 @@ function measure() {  // the height of the header, below which a row begins
   document.body.style.setProperty("--top", `${top + 1}px`);
 }
 
-function show(rows) {
+function show(rows, pictured) {
   now.classList.add("now");
+  now.classList.toggle("pictured", pictured);
   by("count").textContent = `${rows.indexOf(now) + 1} / ${rows.length}`;
   fit();
 }
@@ -63,17 +66,22 @@ function fit() {  // the largest letters with which nothing scrolls and no line 
   };
   now.style.setProperty("--code", `${least}px`);
   shrink("--text", Math.max(least, Math.round(innerHeight / 40)), () => fits(texts));
-  const good = least * 1.15;  // from there on, no smaller just for a line to stay whole
-  shrink("--code", Math.max(least, Math.round(innerHeight / 45)),
+  const good = Math.max(least * 1.15, innerHeight / 45);  // no smaller for a line to stay whole
+  shrink("--code", Math.max(least, Math.round(innerHeight / 36)),
          () => (size("--code") <= good || whole()) && fits(codes));
   for (const column of columns) column.tabIndex = fits([column]) ? -1 : 0;  // keys can scroll it
   scrollTo(0, 0);
 }
 
-function turn(step, to) {
-  const rows = all(now.parentElement, "section");
-  const k = to ?? Math.min(Math.max(rows.indexOf(now) + step, 0), rows.length - 1);
-  location.replace(`#${SLIDE}${rows.at(k).id}`);
+function turn(step, to) {  // past a tab's last row comes the next tab
+  const within = to === undefined ? document : now.parentElement;
+  const stops = all(within, "main > div > section").flatMap(row => {
+    const picture = row.querySelector(".moving:not(:empty)");
+    return picture ? [row.id, row.id + PICTURE] : [row.id];
+  });
+  const at = stops.indexOf(now.id + (now.matches(".pictured") ? PICTURE : ""));
+  const k = to ?? Math.min(Math.max(at + step, 0), stops.length - 1);
+  location.replace(`#${SLIDE}${stops.at(k)}`);
 }
 
 function enter() {
@@ -81,6 +89,10 @@ function enter() {
   const rows = all(document, "main > div:not([hidden]) > section");
   const row = rows.find(each => each.getBoundingClientRect().bottom > top + 40) ?? rows[0];
   location.hash = SLIDE + row.id;
+}
+
+function hide() {  // the code, so that a class can think first
+  by("hide").setAttribute("aria-pressed", document.body.classList.toggle("hidden"));
 }
 
 const leave = () => { location.hash = now.id; };
@@ -98,13 +110,15 @@ function press(event) {
   const {key, target} = event;
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]"))
     return;
-  if (target.matches("input, select, textarea") && key !== "Escape") return;
-  if (key === "Escape") {
+  if (target.matches("input")) {
+    if (key === "Escape") target.blur();
+  } else if (key === "Escape") {
     const kept = all(document, ".kept");
     point(null);
     keep(kept, false);
     if (now && !kept.length) leave();
   } else if (key === "s") now ? leave() : enter();
+  else if (key === "h") hide();
   else if (now) {
     if (key === " " && target.matches("button, a, summary")) return;
     const steps = {ArrowRight: 1, PageDown: 1, ArrowLeft: -1, PageUp: -1, ArrowDown: 1,
@@ -150,6 +164,7 @@ function click(event) {
     keep(same(one), !one.matches(".kept"));
   } else if (whole) open(whole);
   else if (event.target.closest("#slides")) now ? leave() : enter();
+  else if (event.target.closest("#hide")) hide();
   else if (event.target.closest("#back")) turn(-1);
   else if (event.target.closest("#next")) turn(1);
 }
@@ -168,6 +183,10 @@ function open(button) {  // the whole function, at the lines that the row shows
 for (const type of ["pointerover", "focusin", "focusout"]) document.addEventListener(type, hover);
 document.addEventListener("click", click);
 document.addEventListener("keydown", press);
+document.addEventListener("pointerup", event => {  // then keys turn slides again
+  if (now && event.target.matches("input")) event.target.blur();
+});
+document.addEventListener("toggle", () => { if (now) fit(); }, true);
 addEventListener("hashchange", go);
 addEventListener("load", go);  // once more: pictures may have changed the heights
 addEventListener("beforeprint", () => {
@@ -176,5 +195,5 @@ addEventListener("beforeprint", () => {
 });
 addEventListener("afterprint", go);
 addEventListener("resize", () => { measure(); if (now) fit(); });
-by("slides").hidden = false;
+by("slides").hidden = by("hide").hidden = false;
 go();

@@ -173,7 +173,7 @@ function clip(div) {
   const plot = axes([0, 2], [-4, 4], [30, 350, 14, 234]), { X, Y } = plot;
   const knobs = { eps: ["ε", 0.05, 0.5, 0.01, 0.2, fixed],
                   advantage: ["Â, advantage", -2, 2, 0.1, 1, x => fixed(x, 1)],
-                  r: ["r, ratio", 0, 2, 0.01, 1.31, fixed] };
+                  r: ["r, ratio", 0.05, 2, 0.01, 1.31, fixed] };
   const note = `Figure 1 of the PPO paper, for one sample: its term L of L<sup>CLIP</sup> (Eq. 7)
     against the ratio r. Dashed: r Â, without clipping. The arrow: where gradient ascent moves r.
     The dot can be dragged.`;
@@ -217,11 +217,14 @@ function gae(div) {
     const drawing = weights.map(bar).join("") + plot.draw([0, 10, 20, 30, 40, 50], [0, 0.5, 1])
       + text(354, 192, "k, steps ahead", "soft end") + text(34, 14, "weight (γλ)^k", "blue")
       + (half < 50 ? upright(half - 0.5) : "");
+    const steps = half === 1 ? "step" : `${half} steps`, more = half > 51 ? ", more than shown" : "";
     const size = sum === Infinity ? "Every δ up to the rollout's end has the weight 1."
-      : `The weights add up to 1 / (1 − γλ) = ${fixed(sum, 1)}; half of the weight lies within
-        the next ${half === 1 ? "step" : `${half} steps`}.`;
-    const end = { 0: "λ = 0: Â<sub>t</sub> = δ<sub>t</sub>, the one-step error: all bias.",
-                  1: "λ = 1: Eq. 10, the rewards that followed minus V: all variance." };
+      : `Without an end the weights add up to 1 / (1 − γλ) = ${fixed(sum, 1)}; half of the weight
+        lies within the next ${steps}${more}.`;
+    const end = { 0: `λ = 0: Â<sub>t</sub> = δ<sub>t</sub>, the one-step error: least variance, most
+                    bias.`,
+                  1: `λ = 1: Eq. 10, the discounted rewards that followed, and V at the rollout's
+                    end, minus V: most variance, least bias.` };
     return [drawing, `${size} ${end[lambda] ?? ""}`];
   });
 }
@@ -249,13 +252,14 @@ function trust(div, { trust: data }) {
       + rings.map((ring, k) => path(ring, `blue ${k === 1 ? "bold" : "thin"}`, 2)).join("")
       + text(x, y + 16, "KL = δ", "blue middle") };
   }
-  const knobs = { power: ["δ, bound of KL", -3, 0, 0.05, -1, x => (10 ** x).toPrecision(2)],
-                  damping: ["damping of A", 0, 0.2, 0.005, 0, x => fixed(x, 3)],
-                  k: ["α, fraction", 0, 9, 1, 0, k => fixed(0.8 ** k, 3)] };
+  const knobs = { power: ["δ, bound", -3, 0, 0.05, -1, x => (10 ** x).toPrecision(2)],
+                  damping: ["damping", 0, 0.2, 0.005, 0, x => fixed(x, 3)],
+                  k: ["fraction", 0, 9, 1, 0, k => fixed(0.8 ** k, 3)] };
   const note = `A policy with two weights on CartPole: π(right | s) = σ(θ<sub>1</sub> angle +
     θ<sub>2</sub> velocity), both normalised; θ<sub>2</sub> has the wrong sign. Blue: KL of ¼ δ, δ
     (bold), 2¼ δ; dashed: δ by the quadratic model. Grey: change of L on 300 samples, Â by the
-    script's GAE and critic. It zooms with δ. trpo_continuous.py: damping 0.1, δ = 0.01.`;
+    script's GAE and critic. It zooms with δ. Damping shortens the natural step and turns it towards
+    the gradient; trpo_continuous.py has damping 0.1 and δ = 0.01.`;
   let drawn, back, tried;
   const made = picture(div, 342, knobs, note, ({ power, damping, k }) => {
     const delta = 10 ** power;
@@ -280,7 +284,7 @@ function trust(div, { trust: data }) {
       + text(-10, 13, "θ₂, weight of the angular velocity", "soft end") + "</g>";
     const verdict = accepted ? "KL ≤ δ and L rises: <b>accepted</b>."
       : `${kl > delta ? "KL is above δ" : "L does not rise"}: <b>shrink</b>.`;
-    return [drawing, `α = ${fixed(alpha, 3)}: KL is ${short(kl)}, by the quadratic model
+    return [drawing, `Fraction ${fixed(alpha, 3)}: KL is ${short(kl)}, by the quadratic model
       ${short(model.quadratic(step))}. L changes by ${short(gain)}. ${verdict} The gradient step:
       KL ${short(plain.kl)}, L changes by ${short(plain.gain)}.`];
   });
