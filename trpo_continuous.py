@@ -319,7 +319,8 @@ def rollout(envs, obs, net, num_steps):
 
 
 def gae(rewards, values, next_values, terminated, truncated, gamma, gae_lambda):
-    """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N).
+    """Advantage estimates of a rollout (PPO's Eq. 11, 12). Arguments and result are (T, N);
+    terminated and truncated are 0 or 1.
 
     next_values[t] is V of the state to which step t led, before any reset. Where the episode ended
     (terminated), no rewards follow, and this V is not used. Where a time limit cut it off

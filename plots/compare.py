@@ -349,17 +349,14 @@ def in_order(labels):
 
 
 def looks_of(labels):
-    """{label: its colour and line style}. Numbers in order get a range of colours. Other groups
-    differ in both, so that one is seen below another, on grey paper and by the colour-blind."""
+    """{label: its colour and line style}. They differ in both, so that one is seen below another,
+    on grey paper and by the colour-blind. Numbers in order get a range of colours."""
+    styles, colors, order = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1))), COLORS, labels
     if values := in_order(labels):
-        shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.85, len(values)))
-        ranks = np.argsort(np.argsort(values))
-        return {
-            label: {"color": shades[k], "ls": "-"} for label, k in zip(labels, ranks, strict=True)
-        }
-    styles = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
-    return {label: {"color": COLORS[k % 10], "ls": styles[(k + k // 10) % 5]}
-            for k, label in enumerate(labels)}  # fmt: skip
+        colors = matplotlib.colormaps["inferno"](np.linspace(0, 0.85, len(values)))
+        order = np.array(labels)[np.argsort(values)]
+    return {label: {"color": colors[k % len(colors)], "ls": styles[(k + k // 10) % 5]}
+            for k, label in enumerate(order)}  # fmt: skip
 
 
 def draw_group(axes, runs, style, label, window):

@@ -198,7 +198,8 @@ def main(argv=None):
     elif args.bug:
         path, bug = args.folder / f"bug{args.bug}.py", BUGS[args.bug - 1]
         write({path: bug.planted()})
-        print(f"compare  {path} {bug.flags}\nwith     {bug.script}.py {bug.flags}")
+        print(f"compare  {path} {bug.flags}\nwith     {bug.script}.py {bug.flags}\n"
+              "for some seeds; the table has the means of three")  # fmt: skip
     elif args.solution:
         print(f"bug {args.solution}:", BUGS[args.solution - 1].solution())
     elif args.table:

@@ -242,7 +242,7 @@ def run_all(jobs, at_once):
         if process.wait() == 0:
             done = compare.read_run(job.folder)
             compare.keep(done, job.data.parents[1])
-            tqdm.write(f"{job.name}: {number(done.score)}")
+            tqdm.write(f"{job.name}: {number(score_in(job.name.split('/')[0])(done))}")
         else:
             failed.append(job.name)
             tqdm.write(f"{job.name}: failed, see {job.folder.with_suffix('.log')}")
@@ -409,10 +409,15 @@ def top_table():
     return pd.DataFrame(rows).fillna("–")
 
 
-def last_tenth(run):
-    """Mean return of the episodes that ended in the last tenth of a run's steps."""
-    late = run.episodes["step"] > 0.9 * run.about["settings"]["total_steps"]
-    return run.episodes["return"][late].mean()
+def score_in(experiment):
+    """What a run's score is in an experiment's table: in a lesson the mean return of the episodes
+    that ended in the last tenth of its steps."""
+
+    def last_tenth(run):
+        late = run.episodes["step"] > 0.9 * run.about["settings"]["total_steps"]
+        return run.episodes["return"][late].mean()
+
+    return last_tenth if experiment in LESSONS else lambda run: run.score
 
 
 def tables(experiment, runs):
@@ -432,8 +437,7 @@ def tables(experiment, runs):
         return {experiment: markdown(ablation_table(runs))}
     if experiment in ("breakout", "network"):
         return {experiment: markdown(breakout_table(runs))}
-    own = {"score": last_tenth} if experiment in LESSONS else {}
-    table = compare.score_table(runs, **own, interval=True)
+    table = compare.score_table(runs, score_in(experiment), interval=True)
     if experiment in SHORT:
         table = table.iloc[:, :5]
     return {experiment: markdown(table)}

@@ -117,6 +117,7 @@ def gae_case(script, what, ends, gamma=0.9, gae_lambda=0.7):
     terminated, truncated = (ends == 1).double(), (ends == 2).double()
     rng = torch.Generator().manual_seed(0)
     rewards, values, after = torch.randn(3, *ends.shape, dtype=torch.float64, generator=rng)
+    after[:-1] = torch.where(ends[:-1] == 0, values[1:], after[:-1])  # as in a rollout
     places = reversed(list(np.ndindex(*ends.shape)))  # an error shows first where it began
     alone = ends.shape[1] == 1
     names = {(t, n): f"Â_{t}" if alone else f"Â_{t} of actor {n}" for t, n in places}
@@ -520,7 +521,10 @@ def cg_case(script, what, a, b, iterations, tolerance=0.0):
 
     def compute():
         given = b.clone()
-        x, residual = script.conjugate_gradient(a.__matmul__, given, iterations, tolerance)
+        result = script.conjugate_gradient(a.__matmul__, given, iterations, tolerance)
+        if not isinstance(result, tuple):
+            return {"x": "not in a pair, x and the norm of r"}
+        x, residual = result
         found = entries("x", x) | {"the norm returned": number(residual)}
         return found | entries("b afterwards", given)
 
