@@ -58,10 +58,10 @@ CHEETAH, BREAKOUT = ("HalfCheetah-v5",), ("BreakoutNoFrameskip-v4",)
 GAMES = tuple(f"{name}NoFrameskip-v4" for name in
               ("BeamRider", "Pong", "Qbert", "Seaquest", "SpaceInvaders"))  # fmt: skip
 ABLATIONS = {  # the steps that are not in the papers, by the flags that turn them off
-    "ppo": (PPO, "--no-norm-obs", "--no-norm-reward", "--no-clip-actions", "--norm-adv none",
-            "--no-orthogonal", "--anneal none", "--max-grad-norm 0", "--adam-eps 1e-8"),
-    "trpo": (TRPO, "--no-norm-obs", "--no-norm-reward", "--no-clip-actions", "--norm-adv none",
-             "--no-orthogonal", "--cg-damping 0"),
+    "ppo": (PPO, "--no-norm-obs", "--no-norm-reward", "--norm-adv none", "--no-orthogonal",
+            "--anneal none", "--max-grad-norm 0", "--adam-eps 1e-8"),
+    "trpo": (TRPO, "--no-norm-obs", "--no-norm-reward", "--norm-adv none", "--no-orthogonal",
+             "--cg-damping 0"),
 }  # fmt: skip
 TABLE1 = {  # of the PPO paper: a row's average normalised score, and the flags that give the row
     "none": (-0.39, "--objective none"),

@@ -179,7 +179,6 @@ OFF = {  # a row of steps that are not in the paper: (in words, the flag that le
     "network": [("Without orthogonal weights", "--no-orthogonal")],
     "normalised": [("Observations as they are", "--no-norm-obs"),
                    ("Rewards as they are", "--no-norm-reward"),
-                   ("Actions not clipped", "--no-clip-actions"),
                    ("Without nearly all that is not in the paper", "plain")],
     "alpha-mujoco": [("Without it", "--anneal none")],
     "epochs": [("Gradient not clipped", "--max-grad-norm 0"), ("Adam's own ε", "--adam-eps 1e-8")],
