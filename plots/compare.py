@@ -275,7 +275,7 @@ def bounds(scores):
 
 # ------------------------------------------------------------------------------------- Picture
 
-COLORS = [matplotlib.color_sequences["petroff10"][k] for k in (0, 1, 2, 4, 5, 9, 6, 8, 3, 7)]
+COLORS = [matplotlib.color_sequences["petroff10"][k] for k in (0, 6, 4, 2, 5, 8, 1, 3, 9, 7)]
 MAXIMUM = {"CartPole-v1": 500}  # the best return there can be
 
 
@@ -351,11 +351,12 @@ def in_order(labels):
 def looks_of(labels):
     """{label: its colour and line style}. They differ in both, so that one is seen below another,
     on grey paper and by the colour-blind. Numbers in order get a range of colours."""
-    styles, colors, order = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1))), COLORS, labels
+    styles = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (8, 3)), (0, (1, 3)))
+    colors, order = COLORS, labels
     if values := in_order(labels):
         colors = matplotlib.colormaps["inferno"](np.linspace(0, 0.85, len(values)))
         order = np.array(labels)[np.argsort(values)]
-    return {label: {"color": colors[k % len(colors)], "ls": styles[(k + k // 10) % 5]}
+    return {label: {"color": colors[k % len(colors)], "ls": styles[(k + k // 10) % 7]}
             for k, label in enumerate(order)}  # fmt: skip
 
 
@@ -369,7 +370,7 @@ def draw_group(axes, runs, style, label, window):
         low, high = confidence([curves[:, whole].T], resamples=1000)
         axes.fill_between(grid[whole], low, high, color=style["color"], alpha=0.2, lw=0)
     elif len(runs) > 1:
-        axes.plot(grid, curves.T, color=style["color"], lw=0.7, alpha=0.6)
+        axes.plot(grid, curves.T, **style, lw=0.7, alpha=0.6)
     mean = curves[:, whole].mean(0)
     axes.plot(grid[whole], mean, **style, lw=2, label=label)
     return mean[-1] if len(mean) else np.nan

@@ -375,8 +375,8 @@ def draw_table1(readings, path):
     for k, (best, own) in enumerate(readings.items()):
         means = np.array([mean_of_tasks(*own[row]) for row in rows])
         limits = np.array([confidence(own[row], mean_of_tasks) for row in rows]).T
-        axes.errorbar(means, np.arange(len(rows)) - 0.2 * k, xerr=np.abs(limits - means), fmt="o",
-                      label=f"best {best} = 1")  # fmt: skip
+        axes.errorbar(means, np.arange(len(rows)) - 0.2 * k, xerr=np.abs(limits - means),
+                      fmt="os"[k], label=f"best {best} = 1")  # fmt: skip
     paper = [TABLE1[row][0] for row in rows]
     axes.plot(paper, range(len(rows)), "k|", ms=16, mew=1.5, label="PPO paper, Table 1")
     axes.set_yticks(range(len(rows)), rows)
@@ -406,7 +406,8 @@ def top_table():
             if "Zoo" not in source:
                 row["PPO paper" if "paper" in source else "Baselines"] = number(score)
         rows.append(row)
-    return pd.DataFrame(rows).fillna("–")
+    order = ["task", "score", "PPO paper", "Baselines", "steps", "seeds", "command"]
+    return pd.DataFrame(rows, columns=order).fillna("–")
 
 
 def score_in(experiment):
@@ -527,7 +528,7 @@ def surrogates(args, batch, net, old, new, factors):
 def figure2():
     """The surrogates as θ goes from θ_old along the first update on Hopper."""
     factors = np.linspace(-1, 3, 401)
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     means = surrogates(*first_update(1), factors)
     for (label, values), look in zip(means.items(), compare.looks_of(means).values(), strict=True):

@@ -331,7 +331,8 @@ def code(script, numbers, symbols=(), common=None, steps=()):
     margin = min(len(t) - len(t.lstrip()) for t in texts if t.strip())
     shown = []
     for n, line, text in zip(numbers, lines, texts, strict=True):
-        parts, skip = [], margin
+        indent = max(0, len(text) - len(text.lstrip()) - margin)
+        parts, skip = [f"<b>{' ' * indent}</b>"] * bool(indent), margin + indent
         for kind, part in line:
             part, skip = part[skip:], max(0, skip - len(part))
             css = next((css for parent, css in KINDS if kind in parent), "")
@@ -341,7 +342,6 @@ def code(script, numbers, symbols=(), common=None, steps=()):
             parts.append(f"<span{css}{same}>{part}</span>" if css or same else part)
         css = " extra" * (n in not_in_the_paper(script))
         css += " changed" * (common is not None and text_of(line, comments=False) not in common)
-        indent = max(0, len(text) - len(text.lstrip()) - margin)
         same = f' data-s="{steps[n]}"' if n in steps else ""
         shown.append(f'<span class="line{css}" style="--i:{indent}"{same}>'
                      f'<i aria-hidden="true">{n}</i>{"".join(parts)}\n</span>')  # fmt: skip

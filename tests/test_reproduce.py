@@ -76,6 +76,7 @@ def test_the_rows_of_table_1_mean_what_their_names_say():
 # ------------------------------------------------------------------------------------- Running
 
 
+@pytest.mark.slow
 def test_runs_are_made_kept_and_not_made_again(place, capsys):
     """One that fails is named, and the others go on."""
     place.add("good", f"{TINY} 1280")

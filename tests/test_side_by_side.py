@@ -482,6 +482,7 @@ def test_a_lecture_in_a_browser(tmp_path):
 
 
 @browser
+@pytest.mark.slow
 def test_a_smaller_screen(tmp_path):
     told = browse(tmp_path, 1280, 720, ["tabs", "link", "fit"])
     assert told["tabs"] == [TABS[:1], [[view, True, True, True] for view in TABS]]

@@ -38,9 +38,14 @@ function stretch() {  // brackets around a fraction, where no font with tall one
   }
 }
 
-function measure() {  // the height of the header, below which a row begins
-  const top = document.querySelector("header").getBoundingClientRect().height;
-  document.body.style.setProperty("--top", `${top + 1}px`);
+function header() {  // what stays above the rows; on a small screen the tabs alone, or nothing
+  const [all, tabs] = [document.querySelector("header"), document.querySelector("nav")];
+  const bar = getComputedStyle(all).display === "contents" ? tabs : all;
+  return getComputedStyle(bar).position === "sticky" || now ? bar.getBoundingClientRect().height : 0;
+}
+
+function measure() {
+  document.documentElement.style.setProperty("--top", `${header() + 1}px`);
 }
 
 function show(rows, pictured) {
@@ -85,7 +90,7 @@ function turn(step, to) {  // past a tab's last row comes the next tab
 }
 
 function enter() {
-  const top = document.querySelector("header").getBoundingClientRect().bottom;
+  const top = header();
   const rows = all(document, "main > div:not([hidden]) > section");
   const row = rows.find(each => each.getBoundingClientRect().bottom > top + 40) ?? rows[0];
   location.hash = SLIDE + row.id;

@@ -135,6 +135,9 @@ function picture(div, height, knobs, note, draw) {
     redraw();
   }
   panel.addEventListener("input", redraw);
+  let before;  // a finger that only scrolls the page must not move a slider
+  panel.addEventListener("pointerdown", () => { before = { ...values }; });
+  panel.addEventListener("pointercancel", ({ target: { name } }) => name && set(name, before[name]));
   redraw();
   return { svg, panel, values, set };
 }
@@ -318,7 +321,7 @@ function update(div, { update: { clip: clipped, none } }) {
     const drawing = bars.map(bar).join("") + plot.epsilon(0.2) + path(outline, "orange bold")
       + plot.draw([0, 0.5, 1, 1.5], ticks(0, most, 4)) + text(354, 176, "&gt; 2", "soft end")
       + text(34, 10, "share of the samples", "soft") + text(354, 191, "ratio r", "soft end")
-      + text(354, 42, "with clipping", "blue end") + text(354, 58, "without", "orange end")
+      + text(354, 42, "bars: with clipping", "blue end") + text(354, 58, "outline: without", "orange end")
       + text(X(1), 10, epoch ? "" : "↑ all", "middle") + range(3, small).join("");
     return [drawing, epoch === 0 ? "Epoch 0: θ = θ<sub>old</sub>, and all ratios are exactly 1."
       : `After epoch ${epoch} of ${last}: with clipping ${fixed(100 * clipped[epoch][3], 1)}% of
