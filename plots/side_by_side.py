@@ -443,7 +443,7 @@ def without(script, equation):
         lower = sum(max(own) < min(usual) for own, usual in pairs.values())
         shown += (f"<p>{words} ({flags}): {means}</p>" if len(pairs) < 4 else
                   f"<details><summary>{words}: every seed is below every seed of the defaults on "
-                  f"{lower} of {len(pairs)} tasks</summary>{flags}: {means}</details>")  # fmt: skip
+                  f"{lower or 'none'} of {len(pairs)} tasks</summary>{flags}: {means}</details>")  # fmt: skip
     return f'<div class="without">{shown}</div>' if shown else ""
 
 
