@@ -440,10 +440,10 @@ def without(script, equation):
         means = "; ".join(f"{task.rpartition('-')[0]} {spread(own)} instead of {spread(usual)}"
                           for task, (own, usual) in sorted(pairs.items()))  # fmt: skip
         means = f"{means}. {seeds}.".replace(" -", " −")
-        lower = sum(max(own) < min(usual) for own, usual in pairs.values())
+        lower = sum(max(own) < min(usual) for own, usual in pairs.values()) or "none"
         shown += (f"<p>{words} ({flags}): {means}</p>" if len(pairs) < 4 else
                   f"<details><summary>{words}: every seed is below every seed of the defaults on "
-                  f"{lower or 'none'} of {len(pairs)} tasks</summary>{flags}: {means}</details>")  # fmt: skip
+                  f"{lower} of {len(pairs)} tasks</summary>{flags}: {means}</details>")  # fmt: skip
     return f'<div class="without">{shown}</div>' if shown else ""
 
 
