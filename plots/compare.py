@@ -328,9 +328,8 @@ def draw(runs, path, published=True, window=None, scale=("linear", {})):
     figure.legend([entries[name] for name in names], names, loc="outside upper center",
                   ncols=across)  # fmt: skip
     sizes = {len(group) for _, group in by_group(runs)}
-    says = ["thick: mean of the seeds"] * (max(sizes) > 1) + ["thin: one seed"] * bool(
-        {2, 3, 4} & sizes
-    )
+    says = ["thick: mean of the seeds"] * (max(sizes) > 1)
+    says += ["thin: one seed"] * bool({2, 3, 4} & sizes)
     says += ["band: 95% interval of the mean"] * (max(sizes) >= 5)
     figure.supxlabel("\n".join(["agent steps", "; ".join(says)]).strip(), size="medium")
     figure.supylabel(f"return, mean of the last {window} episodes", size="medium")

@@ -439,7 +439,7 @@ def without(script, equation):
         seeds = f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} seed{'s' * (counts != [1])}"
         means = "; ".join(f"{task.rpartition('-')[0]} {spread(own)} instead of {spread(usual)}"
                           for task, (own, usual) in sorted(pairs.items()))  # fmt: skip
-        means = f"{means}. {seeds}.".replace(" -", " −")
+        means = f"{means}. {seeds}, the same for both.".replace(" -", " −")
         lower = sum(max(own) < min(usual) for own, usual in pairs.values()) or "none"
         shown += (f"<p>{words} ({flags}): {means}</p>" if len(pairs) < 4 else
                   f"<details><summary>{words}: every seed is below every seed of the defaults on "

@@ -213,7 +213,7 @@ function gae(div) {
   const knobs = { lambda: ["λ of GAE", 0, 1, 0.01, 0.95, fixed],
                   gamma: ["γ, discount", 0.9, 1, 0.001, 0.99, x => fixed(x, 3)] };
   const note = `Eq. 11: Â<sub>t</sub> = δ<sub>t</sub> + γλ δ<sub>t+1</sub> + (γλ)<sup>2</sup>
-    δ<sub>t+2</sub> + … A bar is the weight of δ<sub>t+k</sub>. Dark: half of all the weight.`;
+    δ<sub>t+2</sub> + … A bar is the weight of δ<sub>t+k</sub>. Dark: the first half or more of the weight.`;
   picture(div, 196, knobs, note, ({ gamma, lambda }) => {
     const { weights, sum, half } = gaeWeights(gamma, lambda, 51);
     const bar = (w, k) => rect(X(k) - 2.4, Y(w), 4.8, 160 - Y(w), k < half ? "blue" : "pale");
@@ -222,8 +222,8 @@ function gae(div) {
       + (half < 50 ? upright(half - 0.5) : "");
     const steps = half === 1 ? "step" : `${half} steps`, more = half > 51 ? ", more than shown" : "";
     const size = sum === Infinity ? "Every δ up to the rollout's end has the weight 1."
-      : `Without an end the weights add up to 1 / (1 − γλ) = ${fixed(sum, 1)}; half of the weight
-        lies within the next ${steps}${more}.`;
+      : `Without an end the weights add up to 1 / (1 − γλ) = ${fixed(sum, 1)}; at least half
+        of the weight lies within the next ${steps}${more}.`;
     const end = { 0: `λ = 0: Â<sub>t</sub> = δ<sub>t</sub>, the one-step error: least variance, most
                     bias.`,
                   1: `λ = 1: Eq. 10, the discounted rewards that followed, and V at the rollout's
@@ -286,7 +286,7 @@ function trust(div, { trust: data }) {
       + '<g transform="rotate(-90)">'
       + text(-10, 13, "θ₂, weight of the angular velocity", "soft end") + "</g>";
     const verdict = accepted ? "KL ≤ δ and L rises: <b>accepted</b>."
-      : `${kl > delta ? "KL is above δ" : "L does not rise"}: <b>shrink</b>.`;
+      : `${kl > delta ? "KL is above δ" : "L does not rise"}: <b>${k < 9 ? "shrink" : "keep θ<sub>old</sub>"}</b>.`;
     return [drawing, `Fraction ${fixed(alpha, 3)}: KL is ${short(kl)}, by the quadratic model
       ${short(model.quadratic(step))}. L changes by ${short(gain)}. ${verdict} The gradient step:
       KL ${short(plain.kl)}, L changes by ${short(plain.gain)}.`];
@@ -301,7 +301,7 @@ function update(div, { update: { clip: clipped, none } }) {
   const plot = axes([0, 92 / 45], [0, most], [34, 354, 16, 160]), { X } = plot;
   const Y = share => plot.Y(Math.min(share, most)), edge = k => X(2 * k / 45);
   const knobs = { epoch: ["epochs", 0, last, 1, last, String] };
-  const note = `The first update of ppo_continuous.py on HalfCheetah: all ${total} ratios, ε = 0.2.
+  const note = `A first update of ppo_continuous.py on HalfCheetah: all ${total} ratios, ε = 0.2.
     The same rollout also without clipping (Eq. 6). L<sup>CLIP</sup> is measured for both.`;
   const made = picture(div, 298, knobs, note, ({ epoch }) => {
     const [bars, others] = [clipped, none].map(rows => shares(rows[epoch]));
