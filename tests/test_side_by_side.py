@@ -144,6 +144,20 @@ def test_what_a_step_is_worth_is_read_from_the_data(tmp_path, monkeypatch):
     side_by_side.scores.cache_clear()
 
 
+def test_of_many_tasks_it_counts_those_where_every_seed_is_worse(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "DATA", tmp_path)
+    scores = {"Hopper-v5": (1, 9), "Swimmer-v5": (11, 12), "Walker2d-v5": (1, 11),
+              "Reacher-v5": (30, 40)}  # fmt: skip
+    for task, own in scores.items():
+        for seed in (1, 2):
+            keep(tmp_path / "figure3/ppo", "ppo_continuous", task, seed, 9 + seed)  # 10, 11
+            keep(tmp_path / "steps/rollout", "ppo_continuous", task, seed, own[seed - 1])
+    side_by_side.scores.cache_clear()
+    told = plain(side_by_side.without("ppo_continuous", "standardised"))
+    assert "every seed of the defaults on 1 of 4 tasks" in told and "Walker2d 6.00" in told
+    side_by_side.scores.cache_clear()
+
+
 def test_every_step_that_can_be_left_out_has_a_row_and_an_experiment():
     words = {"--norm-adv rollout", "plain"} & {x.words for x in reproduce.EXPERIMENTS["steps"]}
     words |= {x.words.partition(" ")[2] for x in reproduce.EXPERIMENTS["ablations"]}
