@@ -355,7 +355,7 @@ def looks_of(labels):
     if values := in_order(labels):
         colors = matplotlib.colormaps["inferno"](np.linspace(0, 0.85, len(values)))
         order = np.array(labels)[np.argsort(values)]
-    return {label: {"color": colors[k % len(colors)], "ls": styles[(k + k // 10) % 7]}
+    return {label: {"color": colors[k % len(colors)], "ls": styles[k % 7]}
             for k, label in enumerate(order)}  # fmt: skip
 
 
@@ -444,4 +444,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # one that cannot show ε shows ?
     main()

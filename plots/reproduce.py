@@ -235,7 +235,7 @@ def run_all(jobs, at_once):
 
     On Ctrl-C or SIGTERM the runs stop and save themselves, and KeyboardInterrupt is raised.
     """
-    active, failed = [], []
+    active, failed, stopping = [], [], []
 
     def run(job):
         active.append(process := start(job))
@@ -243,7 +243,7 @@ def run_all(jobs, at_once):
             done = compare.read_run(job.folder)
             compare.keep(done, job.data.parents[1])
             tqdm.write(f"{job.name}: {number(score_in(job.name.split('/')[0])(done))}")
-        else:
+        elif not stopping:
             failed.append(job.name)
             tqdm.write(f"{job.name}: failed, see {job.folder.with_suffix('.log')}")
 
@@ -252,10 +252,11 @@ def run_all(jobs, at_once):
         try:
             list(tqdm(pool.map(run, jobs), total=len(jobs), unit="run"))
         except KeyboardInterrupt:
+            stopping.append(True)
             tqdm.write("stopping; the runs save themselves")
             pool.shutdown(wait=False, cancel_futures=True)
             for process in active if sys.platform != "win32" else ():  # there Ctrl-C reached them
-                process.send_signal(signal.SIGINT)
+                process.terminate()  # a run saves itself then
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
@@ -464,9 +465,7 @@ def report(experiment, into=None):
     found = tables(experiment, runs)
     print(*found.values(), sep="\n")
     path = (into or PLOTS) / f"{experiment}.png"
-    if into:
-        print(f"\nlearning curves: {path}")
-    else:
+    if not into:
         write_tables(found | {"results": markdown(top_table())})
     if experiment == "table1":
         draw_table1(table1(runs)[1], path)
@@ -474,6 +473,7 @@ def report(experiment, into=None):
         window = 10 if experiment in LESSONS else 100
         scale = ("symlog", {"linthresh": 100}) if experiment == "unclipped" else ("linear", {})
         compare.draw(runs, path, experiment not in SHORT, window, scale)
+        print(f"\nlearning curves: {path}")
 
 
 # ------------------------------------------------------------------------------------ Figure 2
@@ -582,4 +582,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="replace")  # one that cannot show ε shows ?
     main()

@@ -59,7 +59,7 @@ function fit() {  // the largest letters with which nothing scrolls and no line 
   const columns = [...now.children], least = innerHeight < 900 ? 13 : 16;
   const codes = columns.filter(e => e.matches(".code"));
   const texts = columns.filter(e => !e.matches(".code"));
-  const fits = of => of.every(e => e.scrollHeight <= e.clientHeight + 1
+  const fits = of => [now, ...of].every(e => e.scrollHeight <= e.clientHeight + 1
                                    && e.scrollWidth <= e.clientWidth + 1);
   const whole = () => all(now, ".line").every(line => line.clientHeight < 2.5 * size("--code"));
   const size = name => parseFloat(now.style.getPropertyValue(name));
