@@ -471,7 +471,7 @@ def trust_region_step(net, samples, args):
     s, residual = conjugate_gradient(damped, g, args.cg_iters)
     s_a_s = s @ damped(s)
     check_finite(curvature_along_the_step=s_a_s)
-    # β s of App. C, or 0 if s = 0. As in Baselines sᵀAs has the damping: a slightly shorter step
+    # β s of App. C, or 0 if s = 0. As in Baselines sᵀAs has the damping: a shorter step
     full_step = (2 * args.max_kl / s_a_s).sqrt() * s if s_a_s > 0 else torch.zeros_like(s)
 
     pi_old = net.distribution(samples.pi_old)

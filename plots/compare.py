@@ -444,5 +444,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # one that cannot show ε shows ?
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook's has not
+        sys.stdout.reconfigure(errors="replace")  # one that cannot show ε shows ?
     main()

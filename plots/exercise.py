@@ -51,7 +51,7 @@ class Bug(SimpleNamespace):
 
     def solution(self):
         lines = zip(source(self.script).splitlines(), self.planted().splitlines(), strict=True)
-        k, right, wrong = next((k, *pair) for k, pair in enumerate(lines, 1) if len({*pair}) > 1)
+        k, right, wrong = next((k, *pair) for k, pair in enumerate(lines, 1) if pair[0] != pair[1])
         when = {"mean": "averaged over the run", "last": "at the last update"}[self.when]
         return (f"line {k} of {self.script}.py\n\n  right:  {right.strip()}\n"
                 f"  wrong:  {wrong.strip()}\n\n{self.why.strip()}\n\nIt shows in {self.scalar}. "
@@ -168,10 +168,10 @@ def grade(folder, name):
             (empty if blank else written).append(path)
     for path in written:
         try:
-            failure = cases.first_failure(name, load(path), rel=1e-4, caught=Exception)
+            script = load(path)
         except Exception as e:
             sys.exit(f"{path} cannot be imported, {type(e).__name__}: {e}")
-        if failure:
+        if failure := cases.first_failure(name, script, rel=1e-4, caught=Exception):
             print(f"{name} in {path.name}: {failure}")
             return False
     right, empty = (", ".join(path.name for path in paths) for paths in (written, empty))
@@ -213,6 +213,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # one that cannot show δ shows ?
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook's has not
+        sys.stdout.reconfigure(errors="replace")  # one that cannot show δ shows ?
     main()

@@ -235,15 +235,15 @@ def run_all(jobs, at_once):
 
     On Ctrl-C or SIGTERM the runs stop and save themselves, and KeyboardInterrupt is raised.
     """
-    active, failed, stopping = [], [], []
+    active, failed = [], []
 
     def run(job):
         active.append(process := start(job))
-        if process.wait() == 0:
+        if (status := process.wait()) == 0:
             done = compare.read_run(job.folder)
             compare.keep(done, job.data.parents[1])
             tqdm.write(f"{job.name}: {number(score_in(job.name.split('/')[0])(done))}")
-        elif not stopping:
+        elif status != 130:  # it was asked to stop, and saved itself
             failed.append(job.name)
             tqdm.write(f"{job.name}: failed, see {job.folder.with_suffix('.log')}")
 
@@ -252,7 +252,6 @@ def run_all(jobs, at_once):
         try:
             list(tqdm(pool.map(run, jobs), total=len(jobs), unit="run"))
         except KeyboardInterrupt:
-            stopping.append(True)
             tqdm.write("stopping; the runs save themselves")
             pool.shutdown(wait=False, cancel_futures=True)
             for process in active if sys.platform != "win32" else ():  # there Ctrl-C reached them
@@ -525,7 +524,7 @@ def surrogates(args, batch, net, old, new, factors):
     return {label: np.array(values) for label, values in means.items()}
 
 
-def figure2():
+def figure2(folder):
     """The surrogates as θ goes from θ_old along the first update on Hopper."""
     factors = np.linspace(-1, 3, 401)
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
@@ -537,7 +536,7 @@ def figure2():
              ylabel="mean over the rollout")  # fmt: skip
     axes.set_xticks([0, 1], ["0: $θ_{old}$", "1: after the update"])
     axes.legend(fontsize=9)
-    figure.savefig(PLOTS / "figure2.png", dpi=140)
+    figure.savefig(folder / "figure2.png", dpi=140)
     kl, *_, l_clip = means.values()
     print(f"KL at factor 1: {kl[np.isclose(factors, 1)].item():.4f} (paper: about 0.02)")
     print(f"L^CLIP is greatest at factor {factors[l_clip.argmax()]:.2f} (paper: 1)")
@@ -563,12 +562,14 @@ def main(argv=None):
     add("--into", type=Path, metavar="FOLDER", help="make, keep and draw the runs in this folder")
     add("--draw-only", action="store_true", help="run nothing; draw and write what there is")
     args = parser.parse_args(argv)
-    args.into = args.into and args.into.resolve()
+    if args.into:
+        args.into = args.into.resolve()
+        args.into.mkdir(parents=True, exist_ok=True)
     lessons = LESSONS if "lessons" in args.experiments else []
     failed = []
     for experiment in [*(name for name in args.experiments if name != "lessons"), *lessons]:
         if experiment == "figure2":
-            figure2()
+            figure2(args.into or PLOTS)
             continue
         try:
             if not args.draw_only:
@@ -582,5 +583,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="replace")  # one that cannot show ε shows ?
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook's has not
+        sys.stdout.reconfigure(errors="replace")  # one that cannot show ε shows ?
     main()

@@ -406,10 +406,8 @@ def pseudocode(script, place):
         key = (keys.get(number) or words == "end for" and opened[indent]
                or next(step for k, step in steps.items() if called in text[k]))  # fmt: skip
         here = f"`{here}`" if here and " " not in here else here or ""
-        shown += (
-            f'<li style="--i:{len(own + indent) - 3}"><button type="button" data-s="{key}">'
-            f"<i>{own}</i><span>{prose(words)}</span><small>{prose(here)}</small></button>"
-        )
+        shown += f'<li style="--i:{len(own + indent) - 3}"><button type="button" data-s="{key}">'
+        shown += f"<i>{own}</i><span>{prose(words)}</span><small>{prose(here)}</small></button>"
     return f'<ol class="algorithm">{shown}</ol>', steps
 
 
@@ -435,11 +433,11 @@ def without(script, equation):
         if not pairs:
             continue
         flags = f"<code>{reproduce.PLAIN if flag == 'plain' else flag}</code>"
-        counts = sorted({len(own) for own, _ in pairs.values()})
-        seeds = f"{' to '.join(map(str, counts[:1] + counts[1:][-1:]))} seed{'s' * (counts != [1])}"
+        counts = [len(own) for own, _ in pairs.values()]
+        seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
         means = "; ".join(f"{task.rpartition('-')[0]} {spread(own)} instead of {spread(usual)}"
                           for task, (own, usual) in sorted(pairs.items()))  # fmt: skip
-        means = f"{means}. {seeds}, the same for both.".replace(" -", " −")
+        means = f"{means}. Seeds: {seeds}, the same for both.".replace(" -", " −")
         lower = sum(max(own) < min(usual) for own, usual in pairs.values()) or "none"
         shown += (f"<p>{words} ({flags}): {means}</p>" if len(pairs) < 4 else
                   f"<details><summary>{words}: every seed is below every seed of the defaults on "
@@ -463,10 +461,9 @@ def row(script, equation, *places):
            f'<h3><a href="#{name}">{title}</a></h3>')  # fmt: skip
     page = f' <a href="{paper}">In&nbsp;the&nbsp;paper</a>' if paper else ""
     if not places:
-        items = "".join(
-            f'<li><p class="formula">{formula(latex)}</p><p>{prose(line)}</p>'
-            for latex, line in zip(formulas, says.split("\n"), strict=True)
-        )
+        lines = zip(formulas, says.split("\n"), strict=True)
+        items = "".join(f'<li><p class="formula">{formula(latex)}</p><p>{prose(line)}</p>'
+                        for latex, line in lines)  # fmt: skip
         return f'<section class="row derived"{top}<ol class="derivation">{items}</ol></section>\n'
     body, steps = "", {}
     if not places[0][0]:
@@ -489,12 +486,10 @@ def row(script, equation, *places):
                  f"{', '.join(shown)}</button> {prose(SYMBOLS[k][2])}")  # fmt: skip
     body += "".join(f'<p class="formula">{formula(x, marks.values())}</p>' for x in formulas)
     keys = f'<ul class="keys">{keys}</ul>' if keys else ""
-    picture = f'<div class="moving" data-picture="{PICTURES.get(equation)}">'
-    picture = (
-        f"{picture}{inlined('figure1.html') if equation == 'eq-7' else ''}</div>"
-        if equation in PICTURES
-        else ""
-    )
+    picture = ""
+    if equation in PICTURES:
+        still = inlined("figure1.html") if equation == "eq-7" else ""
+        picture = f'<div class="moving" data-picture="{PICTURES[equation]}">{still}</div>'
     return f"""<section class="row{extra}"{top.replace("<h3>", '<div class="paper"><h3>')}
 {body}<p>{prose(says)}{page}</p>{without(script, equation)}{keys}</div>
 <div class="code">{figures(script, places, marks, None, steps)}{picture}</div>

@@ -1,8 +1,11 @@
 """plots/compare.py: its groups, its curves and statistics against definitions, its pictures."""
 
+import contextlib
+import io
 import itertools
 import json
 import os
+import runpy
 import string
 import subprocess
 import sys
@@ -238,14 +241,28 @@ def test_numbers_in_order_get_a_range_of_colours_and_stand_at_the_ends(tmp_path)
 
 
 def test_it_draws_whatever_matplotlib_is_told(tmp_path):
-    """A notebook's backend, which is not here, and LaTeX, which need not be here."""
+    """A notebook's backend, which is not here, LaTeX, which need not be here, and no ± to print."""
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nfont.family: no such font\n")
     environment = os.environ | {"MPLBACKEND": "module://no_such_module.backend_inline",
-                                "MATPLOTLIBRC": str(tmp_path)}  # fmt: skip
+                                "MATPLOTLIBRC": str(tmp_path),
+                                "PYTHONIOENCODING": "ascii"}  # fmt: skip
     run, picture = make_run(tmp_path / "run"), tmp_path / "picture.png"
     command = [sys.executable, compare.__file__, str(run), "--out", str(picture)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == "" and picture.exists()
+
+
+@pytest.mark.parametrize("name, flags", [
+    ("compare", ["{}/run", "--out", "{}/picture.png"]), ("exercise", ["{}/work"]),
+    ("reproduce", ["lesson-delta", "--draw-only", "--into", "{}/own"]),
+])  # fmt: skip
+def test_commands_run_in_a_notebook(name, flags, tmp_path, monkeypatch):
+    """Its standard output is not a file's."""
+    make_run(tmp_path / "run")
+    monkeypatch.setattr(sys, "argv", [name, *(flag.format(tmp_path) for flag in flags)])
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(str(Path(compare.__file__).with_name(f"{name}.py")), run_name="__main__")
+    assert out.getvalue()
 
 
 def test_the_processor_is_named_with_its_model(monkeypatch):

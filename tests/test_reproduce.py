@@ -107,7 +107,8 @@ def test_stopped_runs_are_resumed_in_a_folder_of_one_s_own(place, capsys):
     threading.Thread(target=stop_once_it_learns).start()
     with pytest.raises(SystemExit) as leaving:
         reproduce.main([*command, str(own)])
-    assert leaving.value.code == 130 and "tiny --seeds 1" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert leaving.value.code == 130 and "tiny --seeds 1" in said and "failed" not in said
     step = torch.load(folder / "checkpoint.pt", weights_only=True)["step"]
     assert 0 < step < 12800 and not (own / "data").exists()
     reproduce.main([*command, str(own)])
