@@ -239,7 +239,7 @@ def score_table(runs, score=lambda run: run.score, interval=False):
         scores = np.array([score(run) for run in group])
         row = {"": label, "task": env_id, "seeds": len(group), "score": spread(scores)}
         if interval:
-            row["95% interval"] = bounds(scores)
+            row["95% interval"] = bounds([scores])
         published = published_scores(env_id, group[0].algorithm)
         rows.append(row | {source: number(score) for source, score in published.items()})
     return pd.DataFrame(rows).fillna("–")
@@ -260,17 +260,18 @@ def published_scores(env_id, algorithm):
 
 
 def confidence(samples, statistic=np.mean, resamples=9999):
-    """95% bootstrap interval (percentiles) of a statistic of independent samples, each (..., n)."""
+    """95% bootstrap interval (percentiles) of a statistic of independent samples, each (..., n);
+    nan for fewer than three values."""
+    if np.shape(samples[0])[-1] < 3:
+        return np.nan, np.nan
     return bootstrap(samples, statistic, n_resamples=resamples, method="percentile", axis=-1,
                      vectorized=True, rng=np.random.default_rng(0)).confidence_interval  # fmt: skip
 
 
-def bounds(scores):
-    """The interval of a mean over seeds in words; a dash for fewer than three seeds."""
-    if len(scores) < 3:
-        return "–"
-    low, high = confidence([scores])
-    return f"{number(low)} to {number(high)}"
+def bounds(samples, statistic=np.mean):
+    """The interval of a statistic in words; a dash if there is none."""
+    low, high = confidence(samples, statistic)
+    return "–" if np.isnan(low) else f"{number(low)} to {number(high)}"
 
 
 # ------------------------------------------------------------------------------------- Picture

@@ -41,7 +41,7 @@ from unittest import mock
 import compare
 import numpy as np
 import pandas as pd
-from compare import MUJOCO, SMALL, confidence, markdown, number, spread
+from compare import MUJOCO, SMALL, bounds, confidence, markdown, number, spread
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 from tqdm import tqdm
@@ -361,8 +361,7 @@ def table1(runs):
         cells = {"objective": row, "paper": number(TABLE1[row][0])}
         for best, own in readings.items():
             cells[f"best {best} = 1"] = number(mean_of_tasks(*own[row]))
-            low, high = confidence(own[row], mean_of_tasks)
-            cells["95% interval" + " " * (best == "setting")] = f"{low:.2f} to {high:.2f}"
+            cells["95% interval" + " " * (best == "setting")] = bounds(own[row], mean_of_tasks)
         rows.append(cells | {"runs": sum(map(len, readings["run"][row]))})
     return pd.DataFrame(rows), readings
 

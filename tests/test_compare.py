@@ -142,8 +142,8 @@ def test_the_bootstrap_interval_covers_as_often_as_it_says():
 def test_scores_are_rounded():
     assert compare.spread([1889.4, 1890.4, 2100.0]) == "1960 ± 121"
     assert compare.spread([12.34]) == "12.3" and compare.spread([-3.971, -4.5]) == "-4.24 ± 0.37"
-    assert compare.bounds(np.array([1.0, 1, 1])) == "1.00 to 1.00"
-    assert compare.bounds(np.array([1.0, 2])) == "–"
+    assert compare.bounds([np.array([1.0, 1, 1])]) == "1.00 to 1.00"
+    assert compare.bounds([np.array([1.0, 2])]) == "–"
 
 
 def test_published_scores_are_lines_in_the_colour_of_their_algorithm(tmp_path):

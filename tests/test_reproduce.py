@@ -159,6 +159,21 @@ def test_normalised_scores():
     assert found["b"][0] == pytest.approx([0.8, 1.2])
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_table_1_of_one_seed_has_no_intervals(seeds, monkeypatch, tmp_path):
+    runs = []
+    for k, row in enumerate(reproduce.TABLE1):
+        for seed in range(seeds):
+            about = {"script": "ppo.py", "settings": {"env_id": "S", "seed": seed}}
+            episodes = pd.DataFrame({"step": [1], "return": [float(k + seed)]})
+            runs.append(compare.Run(Path(), about, episodes, row))
+    monkeypatch.setattr(reproduce, "random_scores", lambda: {"S": 0.0})
+    table, readings = reproduce.table1(runs)
+    assert table["best run = 1"].iloc[-1] == ("1.00" if seeds == 1 else "0.92")
+    assert table["95% interval"].iloc[-1] == ("–" if seeds == 1 else "0.83 to 1.00")
+    reproduce.draw_table1(readings, tmp_path / "table1.png")
+
+
 def test_random_actions_are_measured():
     """The pendulum falls after some 5 steps of reward 1."""
     assert 3 < reproduce.play_at_random("InvertedPendulum-v5", 20) < 10
