@@ -4,6 +4,7 @@
   python plots/reproduce.py small-tasks            PPO and TRPO on four small tasks
   python plots/reproduce.py steps                  PPO with and without what the paper leaves out
   python plots/reproduce.py ablations              one of these extra steps less at a time
+  python plots/reproduce.py double-pendulum        TRPO on InvertedDoublePendulum, four changes
   python plots/reproduce.py table1                 the PPO paper's Table 1, eleven objectives
   python plots/reproduce.py unclipped              PPO without clipping or penalty on HalfCheetah
   python plots/reproduce.py breakout               ppo_atari.py's defaults, and Baselines' settings
@@ -124,6 +125,13 @@ EXPERIMENTS = {
                 f"ablations/{folder_name(f'{name} {flag}')}" if flag else f"small-tasks/{name}",
                 script, ("CartPole-v1", "Pendulum-v1"), flag)
         for name, (script, *flags) in ABLATIONS.items() for flag in ("", *flags)
+    ],
+    "double-pendulum": [
+        Variant(flag or "defaults",
+                f"double-pendulum/{folder_name(flag[2:])}" if flag else "figure3/trpo",
+                TRPO, ("InvertedDoublePendulum-v5",), flag)
+        for flag in ("", "--num-steps 4096", "--max-kl 0.001", "--learning-rate 3e-4",
+                     "--no-norm-reward")
     ],
     "table1": [  # clip-0.2 is Figure 3's PPO
         Variant(row, f"table1/{row}" if flags else "figure3/ppo", PPO, MUJOCO, flags)
@@ -299,11 +307,10 @@ def breakout_table(runs, millions=(0.5, 1, 2.5, 5, 7.5)):
     """A row for each run: its score on the way and at the end."""
     rows = []
     for run in runs:
-        last = run.episodes["step"].max() / 1e6
         on_the_way = compare.curve(run.episodes, 1e6 * np.array(millions))
         row = {"": run.label, "seed": run.seed}
         row |= {f"{m}M steps": number(x) for m, x in zip(millions, on_the_way, strict=True)}
-        rows.append(row | {"end": f"{number(run.score)} at {last:.1f}M"})
+        rows.append(row | {"end": f"{number(run.score)} at {run.last_step / 1e6:.1f}M"})
     return pd.DataFrame(rows)
 
 
@@ -431,16 +438,10 @@ def tables(experiment, runs):
         note = (f"Rank correlation with the paper's column, without `none`: {ranks[0]:.2f} and "
                 f"{ranks[1]:.2f}.")  # fmt: skip
         return {experiment: f"{markdown(table)}\n\n{note}"}
-    if experiment == "steps":
-        return {experiment: markdown(steps_table(runs))}
-    if experiment == "ablations":
-        return {experiment: markdown(ablation_table(runs))}
-    if experiment in ("breakout", "network"):
-        return {experiment: markdown(breakout_table(runs))}
-    table = compare.score_table(runs, score_in(experiment), interval=True)
-    if experiment in SHORT:
-        table = table.iloc[:, :5]
-    return {experiment: markdown(table)}
+    own = {"steps": steps_table, "ablations": ablation_table, "breakout": breakout_table,
+           "network": breakout_table}.get(experiment)  # fmt: skip
+    table = own(runs) if own else compare.score_table(runs, score_in(experiment), interval=True)
+    return {experiment: markdown(table.iloc[:, :5] if experiment in SHORT else table)}
 
 
 def write_tables(found, files=(ROOT / "README.md", PLOTS / "README.md", PLOTS / "lessons.md")):
