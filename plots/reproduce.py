@@ -274,22 +274,23 @@ def run_all(jobs, at_once):
 
 
 def data_of(experiment, into=None):
-    """The data there are of an experiment: runs, labelled with their variant's words."""
+    """The data of an experiment: runs by variant, task and seed, labelled with their variant."""
     runs = []
     for variant in EXPERIMENTS[experiment]:
         for task in variant.tasks:
-            files = sorted((data_folder(into) / variant.place / task).glob("seed*.csv.gz"))
-            runs += [compare.read_run(path)._replace(label=variant.words) for path in files]
+            files = (data_folder(into) / variant.place / task).glob("seed*.csv.gz")
+            own = [compare.read_run(path)._replace(label=variant.words) for path in files]
+            runs += sorted(own, key=lambda run: run.seed)
     return runs
 
 
 def steps_table(runs):
-    """A row for each task, a column for each variant, beside the paper's scores."""
+    """A row for each task, a column for each variant, with seeds, beside the paper's scores."""
     published = compare.PUBLISHED["PPO paper's Fig. 3, by eye"]["PPO"]
     rows = {}
     for (label, task), group in compare.by_group(runs):
         row = rows.setdefault(task, {"task": task, "PPO paper": number(published[task])})
-        row[f"{label}, {len(group)} seeds"] = spread([run.score for run in group])
+        row[label] = f"{spread([run.score for run in group])} ({len(group)})"
     return pd.DataFrame([rows[task] for task in sorted(rows)]).fillna("–")
 
 
