@@ -49,7 +49,8 @@ def limit_games(monkeypatch, frames):
 
 
 @pytest.mark.parametrize("env_id, limit", [
-    (BREAKOUT, 108_000), ("SeaquestNoFrameskip-v4", 108_000),
+    (BREAKOUT, 108_000),
+    pytest.param("SeaquestNoFrameskip-v4", 108_000, marks=pytest.mark.slow),
     ("MsPacmanNoFrameskip-v4", 108_000),  # has lives, but no FIRE
     ("PongNoFrameskip-v4", 399),  # meets its frame limit, which counts as its end
     ("ALE/Backgammon-v5", 108_000),  # has FIRE as its first action, and no NOOP

@@ -99,6 +99,7 @@ def test_runs_are_made_kept_and_not_made_again(place, capsys):
     assert path.stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_stopped_runs_are_resumed_in_a_folder_of_one_s_own(place, capsys):
     """The command is stopped while a run is on, and given again."""
     place.add("v", f"{TINY} 12800")
