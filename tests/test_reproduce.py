@@ -64,7 +64,7 @@ def test_committed_data_have_the_settings_of_their_experiments():
 
 def test_a_table_of_fewer_seeds_takes_the_first_ones():
     """The tenth comes last, though its file's name comes second."""
-    for (_, _), group in compare.by_group(reproduce.data_of("figure3")):
+    for _, group in compare.by_group(reproduce.data_of("figure3")):
         seeds = [run.seed for run in group]
         assert seeds == sorted(seeds)
 
