@@ -370,7 +370,7 @@ def draw_group(axes, runs, style, label, window):
         low, high = confidence([curves[:, whole].T], resamples=1000)
         axes.fill_between(grid[whole], low, high, color=style["color"], alpha=0.2, lw=0)
     elif len(runs) > 1:
-        axes.plot(grid, curves.T, **style, lw=0.7, alpha=0.6)
+        axes.plot(grid, curves.T, color=style["color"], lw=0.7, alpha=0.6)
     mean = curves[:, whole].mean(0)
     axes.plot(grid[whole], mean, **style, lw=2, label=label)
     return mean[-1] if len(mean) else np.nan
