@@ -17,7 +17,7 @@ Anything that is not in the paper says so, mostly with the flag that turns it of
   python ppo_atari.py [--cuda]                      train on Breakout, on the CPU or the GPU
   python ppo_atari.py --env-id PongNoFrameskip-v4   another game; my_module:My-v0: your own
   python ppo_atari.py --resume RUN_DIR              go on; any flag changes a setting
-  python ppo_atari.py --evaluate RUN_DIR --render   watch what it learned; --video records it
+  python ppo_atari.py --evaluate RUN_DIR --render   watch what it learned; --video: record it
   torchrun --nproc-per-node 4 ppo_atari.py          on 4 processes; --cuda: on 4 GPUs
   python ppo_atari.py --num-epochs 4 --vf-coef 0.25 --clip-value-loss --anneal learning-rate
                                                     the settings of OpenAI's Baselines
@@ -100,10 +100,10 @@ class Args:
     cuda: bool = False  # train on the GPU
     bf16: bool = False  # bfloat16, except in the two heads: faster on some CPUs, slower on others
     compile: bool | None = None  # use torch.compile; if not given: in long runs with --cuda
-    threads: int = torch.get_num_threads()  # threads of the emulators and of torch
+    threads: int = torch.get_num_threads()  # threads of the emulators and of torch (torchrun: 1)
     run_dir: str = ""  # a new or empty directory for the records; if not given: one in runs/
     goal_score: float | None = None  # stop once the last 100 games average this or more
-    eval_every: float = 0  # every so many steps play --episodes, deterministic, log the score
+    eval_every: float = 0  # every so many steps log the score of --episodes, deterministic
     resume: str = ""  # directory of a run: go on with it, with its settings
     evaluate: str = ""  # directory of a run (its best.pt), or a .pt file: play it, do not train
     episodes: int = 10  # with --evaluate, --eval-every: number of games
@@ -133,6 +133,8 @@ def check(args):
         raise ValueError(f"--num-envs, --minibatch-size: need multiples of {WORLD_SIZE} processes")
     if args.total_steps < args.batch_size:
         raise ValueError(f"--total-steps: need at least T × N = {args.batch_size}")
+    if args.render and args.video:
+        raise ValueError("--render, --video: choose one")
     if not args.evaluate and (args.render or args.video or args.deterministic):
         raise ValueError("--render, --video, --deterministic: add --evaluate RUN_DIR")
 
@@ -163,8 +165,9 @@ def train(args, checkpoint=None):
             batch, episodes = rollout(games, net, act_fn, args.num_steps)  # lines 2, 3
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
             stats = update(loss_fn, net, optimizer, batch, learning_rate, clip_eps, args)  # line 6
-            episodes, run.stop = gather(episodes, run.stop)  # from all of torchrun's processes
-            if run.log(episodes, stats):  # the goal is reached, or a signal asks to stop
+            episodes, stop = gather(episodes, run.stop)  # of all of torchrun's processes
+            if run.log(episodes, stats) or stop:  # the goal is reached, or a signal asks to stop
+                run.stop |= stop
                 break
         run.save()
     return run
@@ -387,7 +390,7 @@ def update(loss_fn, net, optimizer, batch, learning_rate, clip_eps, args):
     check_finite(**stats)
     unexplained = (batch.targets - batch.values).var() / batch.targets.var()
     return stats | {"explained_variance": 1 - unexplained.item(), "learning_rate": learning_rate,
-                    "clip_eps": clip_eps, "epochs": args.num_epochs}  # fmt: skip
+                    "clip_eps": clip_eps}  # fmt: skip
 
 
 # ============ The paper's part ends here. What follows is speed, environments and records.
@@ -528,7 +531,7 @@ class Run:
     """A run and its directory. learned: {name: module or optimizer}, what training changes.
 
     iteration: where to begin, 0 in a new run; seed: for all that is random from there on
-    episodes:  (step, return, length, seconds) of each finished episode; step: where it ended
+    step:      steps so far; episodes: (last step, return, length, seconds) of each finished one
     stats:     the scalars logged last; stop: whether a signal has asked to stop
     """
 
@@ -568,8 +571,8 @@ class Run:
         self.last_log = self.last_save = time.monotonic()
         self.started = self.last_log - start.get("seconds", 0.0)
         self.handlers = {}
-        with suppress(AttributeError, ValueError):  # Windows lacks the last two, threads have none
-            for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"):
+        with suppress(AttributeError, ValueError):  # ValueError: not in the main thread
+            for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"):  # Windows lacks the last two
                 number = getattr(signal, name)
                 if name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                     self.handlers[number] = signal.signal(number, self.on_signal)
@@ -590,7 +593,7 @@ class Run:
     def log(self, episodes, stats):
         """Record an iteration: (t, return, length) of the episodes that ended in it, and scalars.
 
-        Saves the run once a minute. Returns whether to stop: asked to, or --goal-score is reached.
+        Saves the run once a minute. Returns whether --goal-score is reached.
         """
         args, now = self.args, time.monotonic()
         self.episodes += [(self.step + (t + 1) * args.num_envs, *episode,
@@ -612,7 +615,7 @@ class Run:
             self.write("best.pt")
         if self.last_log - self.last_save > 60:
             self.save()
-        return self.stop or enough and args.goal_score is not None and self.score >= args.goal_score
+        return enough and args.goal_score is not None and self.score >= args.goal_score
 
     def save(self):
         """Write checkpoint.pt, episodes.csv and learning_curve.png."""
@@ -637,7 +640,7 @@ class Run:
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
-        from matplotlib.figure import Figure  # not above: `main` chooses its backend first
+        from matplotlib.figure import Figure  # not above: the file's end chooses its backend first
 
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
@@ -724,7 +727,7 @@ def evaluate(args, checkpoint):
     env = make_env(args, render_mode="human" if args.render else "rgb_array")
     if args.video:
         folder = f"{args.run_dir}/videos/{time.strftime('%Y%m%d-%H%M%S')}"
-        # its frames stay in memory until it is written: of an endless episode, the first ones
+        # a video stays in memory until it is written, so it ends after 5,000 steps
         env = wrappers.RecordVideo(env, folder, lambda game: True, fps=15, video_length=5000)
         print(f"recording to {folder}")
     net = ActorCritic(env.action_space.n, args.network, bf16=args.bf16).to(choose_device(args))

@@ -23,7 +23,7 @@ samples, is left out. "Baselines" is OpenAI's trpo_mpi, "ppo2" its PPO.
   python trpo_continuous.py --env-id HalfCheetah-v5      a million steps, continuous actions
   python trpo_continuous.py --env-id my_module:My-v0     a task that my_module.py registers
   python trpo_continuous.py --resume RUN_DIR             go on; any flag changes a setting
-  python trpo_continuous.py --evaluate RUN_DIR --render  watch what it learned; --video records it
+  python trpo_continuous.py --evaluate RUN_DIR --render  watch what it learned; --video: record it
 """
 
 import hashlib
@@ -91,7 +91,7 @@ class Args:
     threads: int = 1  # torch's threads; more than 1 slows down networks this small
     run_dir: str = ""  # a new or empty directory for the records; if not given: one in runs/
     goal_score: float | None = None  # stop once the last 100 episodes average this or more
-    eval_every: float = 0  # every so many steps play --episodes, deterministic, log the score
+    eval_every: float = 0  # every so many steps log the score of --episodes, deterministic
     resume: str = ""  # directory of a run: go on with it, with its settings
     evaluate: str = ""  # directory of a run (its best.pt), or a .pt file: play it, do not train
     episodes: int = 10  # with --evaluate, --eval-every: number of episodes
@@ -116,8 +116,12 @@ def check(args):
             raise ValueError(f"{flag} {value}: need a number from {low} to {high}")
     if args.batch_size % args.minibatch_size:
         raise ValueError(f"--minibatch-size: need a divisor of T × N = {args.batch_size}")
+    if not args.fvp_fraction:
+        raise ValueError("--fvp-fraction: need a share above 0")
     if args.total_steps < args.batch_size:
         raise ValueError(f"--total-steps: need at least T × N = {args.batch_size}")
+    if args.render and args.video:
+        raise ValueError("--render, --video: choose one")
     if not args.evaluate and (args.render or args.video or args.deterministic):
         raise ValueError("--render, --video, --deterministic: add --evaluate RUN_DIR")
 
@@ -157,7 +161,7 @@ def train(args, checkpoint=None):
             stats = update(net, optimizer, batch, args)  # line 4
             if args.norm_obs:  # not in the paper (--no-norm-obs); after the update: it changes π
                 net.obs_moments.add(batch.raw_obs.flatten(0, 1))
-            if run.log(episodes, stats):  # the goal is reached, or a signal asks to stop
+            if run.log(episodes, stats) or run.stop:  # the goal, or a signal
                 break
         run.save()
     return run
@@ -538,7 +542,7 @@ def act_in_numpy(net):
         out = actor(raw_obs) + noise
         return out.argmax(-1) if net.discrete else out
 
-    obs = mean + std * np.array([[1.0], [100.0]])  # of the second, all is clipped
+    obs = mean + std * np.array([[1.0], [100.0]])  # one as usual; one far out, to be clipped
     if not np.allclose(actor(obs), net.actor(net.normalise(torch.from_numpy(obs))), 1e-3, 1e-5):
         raise RuntimeError("act_in_numpy is not net.actor: change both, or act_fn in `rollout`")
     return act_fn
@@ -603,7 +607,7 @@ class Run:
     """A run and its directory. learned: {name: module or optimizer}, what training changes.
 
     iteration: where to begin, 0 in a new run; seed: for all that is random from there on
-    episodes:  (step, return, length, seconds) of each finished episode; step: where it ended
+    step:      steps so far; episodes: (last step, return, length, seconds) of each finished one
     stats:     the scalars logged last; stop: whether a signal has asked to stop
     """
 
@@ -643,8 +647,8 @@ class Run:
         self.last_log = self.last_save = time.monotonic()
         self.started = self.last_log - start.get("seconds", 0.0)
         self.handlers = {}
-        with suppress(AttributeError, ValueError):  # Windows lacks the last two, threads have none
-            for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"):
+        with suppress(AttributeError, ValueError):  # ValueError: not in the main thread
+            for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"):  # Windows lacks the last two
                 number = getattr(signal, name)
                 if name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                     self.handlers[number] = signal.signal(number, self.on_signal)
@@ -665,7 +669,7 @@ class Run:
     def log(self, episodes, stats):
         """Record an iteration: (t, return, length) of the episodes that ended in it, and scalars.
 
-        Saves the run once a minute. Returns whether to stop: asked to, or --goal-score is reached.
+        Saves the run once a minute. Returns whether --goal-score is reached.
         """
         args, now = self.args, time.monotonic()
         self.episodes += [(self.step + (t + 1) * args.num_envs, *episode,
@@ -687,7 +691,7 @@ class Run:
             self.write("best.pt")
         if self.last_log - self.last_save > 60:
             self.save()
-        return self.stop or enough and args.goal_score is not None and self.score >= args.goal_score
+        return enough and args.goal_score is not None and self.score >= args.goal_score
 
     def save(self):
         """Write checkpoint.pt, episodes.csv and learning_curve.png."""
@@ -712,7 +716,7 @@ class Run:
 
     def draw(self):
         """learning_curve.png: each episode's return, their mean over 100, the published score."""
-        from matplotlib.figure import Figure  # not above: `main` chooses its backend first
+        from matplotlib.figure import Figure  # not above: the file's end chooses its backend first
 
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
@@ -798,7 +802,7 @@ def evaluate(args, checkpoint):
     env = make_env(args, **(rendering if args.render or args.video else {}))
     if args.video:
         folder = f"{args.run_dir}/videos/{time.strftime('%Y%m%d-%H%M%S')}"
-        # its frames stay in memory until it is written: of an endless episode, the first ones
+        # a video stays in memory until it is written, so it ends after 5,000 steps
         env = wrappers.RecordVideo(env, folder, lambda episode: True, video_length=5000)
         print(f"recording to {folder}")
     net = ActorCritic(env.observation_space, env.action_space, args)

@@ -11,14 +11,15 @@ from processes import ROOT, load, rows
 import ppo_atari
 
 # What each process does: short games, notes for the test, and the run. Process 1 alone is
-# interrupted, in the 7th of 12 iterations.
+# interrupted, in the 7th of 12 iterations or after the 6th.
 PROCESS = """
 import os, signal, sys, time, torch
 import ppo_atari
 from ppo_atari import RANK, Args, Games, Run
 
-folder, *flags = sys.argv[1:]
+folder, place, *flags = sys.argv[1:]
 settings, train, update = ppo_atari.game_settings, ppo_atari.train, ppo_atari.update
+gather = ppo_atari.gather
 short = {"max_num_frames_per_episode": 80}
 ppo_atari.game_settings = lambda env_id: settings(env_id) | short
 reset, log, save, ppo_loss = Games.reset, Run.log, Run.save, ppo_atari.ppo_loss
@@ -56,12 +57,20 @@ def tell_loss(net, **minibatch):
     told["sizes"].append(len(minibatch["targets"]))
     return ppo_loss(net, **minibatch)
 
+def interrupt(where, iteration):
+    if RANK == 1 and where == place and len(told["stats"]) == iteration:
+        os.kill(os.getpid(), signal.SIGINT)
+
 def interrupted_update(*args):
     stats = update(*args)
     told["stats"].append((stats["policy_loss"], stats["grad_norm"]))
-    if len(told["stats"]) == 7 and RANK == 1:
-        os.kill(os.getpid(), signal.SIGINT)
+    interrupt("update", 7)
     return stats
+
+def interrupted_gather(*args):
+    result = gather(*args)
+    interrupt("gather", 6)
+    return result
 
 def late_save(run):  # process 1 leaves first, and torchrun sends SIGTERM to process 0
     end = time.time() + 20
@@ -75,6 +84,7 @@ def tell_signal(run, *args):
     on_signal(run, *args)
 
 def tell_log(run, episodes, stats):
+    interrupt("log", 6)
     stop = log(run, episodes, stats)
     state = {"net": run.learned["net"].state_dict(), "episodes": run.episodes, "dir": str(run.dir)}
     torch.save(told | state, f"{folder}/{RANK}.pt")
@@ -82,6 +92,7 @@ def tell_log(run, episodes, stats):
 
 ppo_atari.train, ppo_atari.update, ppo_atari.ppo_loss = (
     compare_and_train, interrupted_update, tell_loss)
+ppo_atari.gather = interrupted_gather
 Games.reset, Run.log, Run.save, Run.on_signal = tell_reset, tell_log, late_save, tell_signal
 ppo_atari.main(flags)
 """
@@ -89,15 +100,18 @@ FLAGS = ("--network paper --num-envs 4 --num-steps 16 --minibatch-size 32 --num-
          "--threads 1 --no-compile --total-steps 768 --run-dir")  # fmt: skip
 
 
-def test_two_processes_have_one_network_and_games_of_their_own(tmp_path):
+@pytest.mark.parametrize("place", [
+    "log", *(pytest.param(place, marks=pytest.mark.slow) for place in ("gather", "update")),
+])  # fmt: skip
+def test_two_processes_have_one_network_and_games_of_their_own(place, tmp_path):
     """The mean gradient of two halves is that of all samples; episodes are gathered in order of
-    their steps; when one process is interrupted, both stop after the same iteration."""
+    their steps; when one process is interrupted, wherever, both stop after the same iteration."""
     script, run_dir = tmp_path / "script.py", tmp_path / "run"
     script.write_text(PROCESS)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     env = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [*torchrun, script, tmp_path, *FLAGS.split(), run_dir],
+        [*torchrun, script, tmp_path, place, *FLAGS.split(), run_dir],
         cwd=ROOT, text=True, capture_output=True, timeout=120, env=os.environ | env,
     )  # fmt: skip
     assert done.returncode and 'Traceback (most recent call last):\n  File "/' not in done.stderr

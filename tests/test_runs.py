@@ -122,8 +122,8 @@ def test_a_run_leaves_its_records(script, tmp_path):
     if script is trpo_continuous:
         expected |= {"kl", "improvement", "expected_improvement", "step_fraction", "cg_residual"}
     else:
-        expected |= {"policy_loss", "clip_fraction", "learning_rate", "clip_eps", "epochs"}
-        expected |= {"kl"} if script is ppo_continuous else {"approx_kl"}
+        expected |= {"policy_loss", "clip_fraction", "learning_rate", "clip_eps"}
+        expected |= {"kl", "epochs"} if script is ppo_continuous else {"approx_kl"}
     assert set(scalars) == expected == set(checkpoint["stats"])
     for name in scalars:
         assert [e.step for e in scalars[name]] == list(range(64, 16 * 64 + 1, 64)), name
@@ -667,10 +667,12 @@ gym.register("InfReward-v0", probes.Wrong, kwargs={"reward": np.inf})
     (trpo_continuous, "--backtrack-coef 2", ["--backtrack-coef 2.0"]),
     (trpo_continuous, "--learning-rate inf", ["--learning-rate inf"]),
     (trpo_continuous, "--max-kl nan", ["--max-kl nan"]),
+    (trpo_continuous, "--fvp-fraction 0", ["--fvp-fraction", "above 0"]),
     (trpo_continuous, "--num-steps 0", ["--num-steps 0", "1"]),
     (ppo_continuous, "--objective l2", ["--objective", "kl-adaptive"]),
     (ppo_continuous, "--num-env 2", ["--num-env"]),
     (ppo_continuous, "--render", ["--render", "--evaluate"]),
+    (ppo_atari, "--render --video", ["--render, --video", "one"]),
     (ppo_continuous, "--resume DIR", ["DIR/checkpoint.pt", "No such file"]),
     (ppo_atari, "--evaluate DIR/x.pt", ["DIR/x.pt", "No such file"]),
 ])  # fmt: skip
