@@ -167,7 +167,6 @@ def train(args, checkpoint=None):
             stats = update(loss_fn, net, optimizer, batch, learning_rate, clip_eps, args)  # line 6
             episodes, stop = gather(episodes, run.stop)  # of all of torchrun's processes
             if run.log(episodes, stats) or stop:  # the goal is reached, or a signal asks to stop
-                run.stop |= stop
                 break
         run.save()
     return run
