@@ -99,7 +99,7 @@ class Args:
     # The run
     cuda: bool = False  # train on the GPU
     bf16: bool = False  # bfloat16, except in the two heads: faster on some CPUs, slower on others
-    compile: bool | None = None  # use torch.compile; if not given: in long runs with --cuda
+    cuda_graphs: bool = True  # with --cuda: policy and gradient as CUDA graphs, for speed
     threads: int = torch.get_num_threads()  # threads of the emulators and of torch (torchrun: 1)
     run_dir: str = ""  # a new or empty directory for the records; if not given: one in runs/
     goal_score: float | None = None  # stop once the last 100 games average this or more
@@ -146,7 +146,9 @@ def train(args, checkpoint=None):
     """Algorithm 1. `checkpoint`: what a run to be resumed has saved. Returns the Run;
     its `stop` tells whether a signal ended it early."""
     device = choose_device(args)
-    act_fn, loss_fn = compile_both(args.cuda) if choose_compile(args) else (act, ppo_loss)
+    act_fn, backpropagate_fn = act, backpropagate
+    if args.cuda and args.cuda_graphs:
+        act_fn, backpropagate_fn = Recorded(act), Recorded(backpropagate)
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
     with ExitStack() as stack:  # what is open in it is closed in the end, or after an error
@@ -164,7 +166,8 @@ def train(args, checkpoint=None):
             learning_rate, clip_eps = anneal(args, iteration)
             batch, episodes = rollout(games, net, act_fn, args.num_steps)  # lines 2, 3
             estimate_advantages(batch, args.gamma, args.gae_lambda)  # line 4
-            stats = update(loss_fn, net, optimizer, batch, learning_rate, clip_eps, args)  # line 6
+            stats = update(backpropagate_fn, net, optimizer, batch,  # line 6
+                           learning_rate, clip_eps, args)  # fmt: skip
             episodes, stop = gather(episodes, run.stop)  # of all of torchrun's processes
             if run.log(episodes, stats) or stop:  # the goal is reached, or a signal asks to stop
                 break
@@ -242,7 +245,7 @@ def act(net, frames):
 def rollout(games, net, act_fn, num_steps):
     """Run π_θold for T timesteps in N games.
 
-    act_fn: `act`, or its compiled version; after a lost life `Games` presses FIRE instead of the
+    act_fn: `act`, or a recording of it; after a lost life `Games` presses FIRE instead of the
     sampled action. Returns the batch of T × N samples, and (t, score, length) of each game that
     ended at step t = 0, ..., T - 1.
     """
@@ -261,7 +264,7 @@ def rollout(games, net, act_fn, num_steps):
     episodes = []
     for t in range(num_steps):
         batch.frames[t].copy_(games.frames, non_blocking=True)
-        batch.actions[t], batch.log_probs[t], values[t] = act_fn(net, batch.frames[t])
+        batch.actions[t], batch.log_probs[t], values[t] = act_fn(net, frames=batch.frames[t])
         batch.fired[t] = torch.from_numpy(games.press_fire)
         actions = batch.actions[t].cpu().numpy()  # waits for the copy of games.frames, too
         rewards, terminated, finished = games.step(actions)
@@ -271,7 +274,7 @@ def rollout(games, net, act_fn, num_steps):
     # V(s_T), by act_fn since it is fast. After a game's end V(s_{t+1}) is the next game's: `gae`
     # does not use it
     frames = games.frames.to(device, memory_format=torch.channels_last)
-    values[num_steps] = act_fn(net, frames)[2]
+    values[num_steps] = act_fn(net, frames=frames)[2]
     values = values.cpu()
     batch.values, batch.next_values = values[:-1], values[1:]  # V(s_t), V(s_{t+1})
     return batch, episodes
@@ -356,11 +359,20 @@ def anneal(args, iteration):
     return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
 
 
-def update(loss_fn, net, optimizer, batch, learning_rate, clip_eps, args):
+def backpropagate(net, args, **minibatch):
+    """Compute the gradient of `ppo_loss` on a minibatch. Returns its statistics."""
+    net.zero_grad()
+    loss, stats = ppo_loss(net, **minibatch, args=args)
+    loss.backward()
+    return stats
+
+
+def update(backpropagate_fn, net, optimizer, batch, learning_rate, clip_eps, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    loss_fn: `ppo_loss`, or its compiled version. Returns scalars to log, among them the statistics
-    of `ppo_loss`, averaged over the minibatches. Raises FloatingPointError if one is not finite.
+    backpropagate_fn: `backpropagate`, or a recording of it. Returns scalars to log, among them the
+    statistics of `ppo_loss`, averaged over the minibatches. Raises FloatingPointError if one is not
+    finite.
     """
     device = batch.frames.device
     names = ("frames", "actions", "log_probs", "values", "advantages", "targets")
@@ -374,14 +386,12 @@ def update(loss_fn, net, optimizer, batch, learning_rate, clip_eps, args):
         order = torch.randperm(len(samples["targets"]), device=device)
         for indices in order.split(args.minibatch_size // WORLD_SIZE):
             minibatch = {name: take(x, indices) for name, x in samples.items()}
-            optimizer.zero_grad()
-            loss, stats = loss_fn(net, **minibatch, clip_eps=eps, args=args)
-            loss.backward()
+            stats = backpropagate_fn(net, args, **minibatch, clip_eps=eps)
             average([p.grad for p in net.parameters()])  # over torchrun's processes
             # not in the paper: Baselines' clipping of the gradient's norm (--max-grad-norm 0)
             grad_norm = nn.utils.clip_grad_norm_(net.parameters(), args.max_grad_norm or inf)
             optimizer.step()
-            stats |= {"grad_norm": grad_norm}
+            stats = stats | {"grad_norm": grad_norm}
             all_stats.append(torch.stack(list(stats.values())))
     means = torch.stack(all_stats).mean(0)
     average([means])
@@ -402,28 +412,35 @@ def take(x, indices):
     return x[indices] if x.ndim < 4 else x.movedim(1, -1).index_select(0, indices).movedim(-1, 1)
 
 
-def compile_both(cuda):
-    """`act` and `ppo_loss`, compiled; on the GPU as CUDA graphs, which reuse the gradients' memory:
-    zero_grad must come before the loss."""
-    print("compiling, which takes about a minute (--no-compile begins at once)", flush=True)
-    # deterministic: else torch picks kernels by timing, and the same seed may round differently
-    options = {"triton.cudagraphs": cuda, "deterministic": True}
-    return [torch.compile(f, options=options, fullgraph=True) for f in (act, ppo_loss)]
+class Recorded:
+    """A function as a CUDA graph: the GPU gets all its operations at once, instead of one by one
+    from Python. The results are the same, bit for bit.
 
+    The first call runs the function, and the second records it. From then on, a call copies its
+    tensors to where the recorded ones lie, and repeats the operations, without Python. So only the
+    tensors' values may change from call to call: a number that changes must be a tensor, as
+    clip_eps is. The next call overwrites the results.
+    """
 
-def choose_compile(args):
-    """Whether to compile: as the flag says; without it, in long runs on a GPU, if torch can."""
-    if not (args.cuda and args.total_steps >= 500_000 if args.compile is None else args.compile):
-        return False
-    try:
-        torch.compile(torch.sin)(torch.ones(9, device="cuda" if args.cuda else "cpu"))
-    except Exception as e:  # of many kinds
-        why = f"{type(e).__name__}; it needs g++, Python.h, and to be in folders without a space"
-        if args.compile:
-            sys.exit(f"torch cannot compile here ({why}): use --no-compile, not --compile")
-        print(f"not compiled: torch cannot do it here ({why})", flush=True)
-        return False
-    return True
+    def __init__(self, function):
+        self.function, self.tensors, self.graph = function, None, None
+
+    def __call__(self, *fixed, **tensors):
+        if self.tensors is None:
+            self.tensors = {name: x.clone() for name, x in tensors.items()}
+            return self.function(*fixed, **tensors)
+        for name, x in tensors.items():
+            self.tensors[name].copy_(x)
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(self.graph):
+                    self.results = self.function(*fixed, **self.tensors)
+            except RuntimeError as e:
+                e.add_note("--no-cuda-graphs runs code that cannot be recorded")
+                raise
+        self.graph.replay()
+        return self.results
 
 
 # --------------------------------------------------------------------------------- Environment
@@ -844,9 +861,6 @@ def main(argv=()):
             sys.exit(130)  # not 0, so that `a && b` stops, too
     except FloatingPointError as e:
         sys.exit(f"{SCRIPT}: stopped, {e}")
-    except torch._dynamo.exc.TorchDynamoException as e:
-        e.add_note("torch cannot compile this code: --no-compile runs it as it is")
-        raise
     except KeyboardInterrupt:
         sys.exit(130)
     finally:

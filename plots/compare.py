@@ -38,8 +38,8 @@ matplotlib.rcdefaults()  # a user's matplotlibrc may ask for LaTeX, where there 
 
 DATA = Path(__file__).resolve().parent / "data"
 SAME_LEARNING = [  # settings that do not change what is learned
-    "env_id", "seed", "threads", "compile", "cuda", "run_dir", "goal_score", "resume", "evaluate",
-    "episodes", "eval_every", "deterministic", "render", "video", "checkpoint_every",
+    "env_id", "seed", "threads", "compile", "cuda", "cuda_graphs", "run_dir", "goal_score",
+    "resume", "evaluate", "episodes", "eval_every", "render", "video", "checkpoint_every",
 ]  # fmt: skip
 
 MUJOCO = ("HalfCheetah-v5", "Hopper-v5", "InvertedDoublePendulum-v5", "InvertedPendulum-v5",

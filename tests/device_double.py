@@ -2,8 +2,9 @@
 
 A run on it is the run on the CPU, bit for bit. But it refuses operations on tensors of both
 devices, and notices a pinned source that changes before an asynchronous copy was waited for. What
-is copied to the CPU so is zero until then. It counts the waits. It has no kernels, CUDA graphs,
-second GPU or clock. Once registered, it changes torch for the whole process.
+is copied to the CPU so is zero until then. It counts the waits. A CUDA graph repeats operations on
+the memory in which they were recorded, which is NaN until then, and it refuses what waits. There
+are no kernels, second GPU or clock. Once registered, it changes torch for the whole process.
 """
 
 import os
@@ -22,7 +23,9 @@ aten, Tensor = torch.ops.aten, torch.Tensor
 waits = Counter()  # by function of the script
 pinned, saved = set(), set()  # addresses of pinned memory, and of what was saved to a file
 leaving, arriving = [], []  # (CPU tensor, its numbers) of the copies not yet waited for
+recording = []  # the graph that is being recorded, if one is
 address = lambda tensor: tensor.untyped_storage().data_ptr()
+tensors_in = lambda *tree: [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
 
 
 class OnDevice(Tensor):
@@ -45,7 +48,7 @@ class Mode(TorchDispatchMode):
 def call(function, types, args=(), kwargs=None):
     """Do an operation on the numbers, and put its result where it belongs."""
     kwargs = dict(kwargs or {})
-    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    tensors = tensors_in(args, kwargs)
     ours = {id(x.bare): x for x in tensors if isinstance(x, OnDevice)}
     there = bool(ours)  # whether the result is on the device
     if kwargs.get("device"):
@@ -65,6 +68,8 @@ def call(function, types, args=(), kwargs=None):
         wait()
     args, kwargs = tree_map_only(OnDevice, lambda x: x.bare, (args, kwargs))
     result = function(*args, **kwargs)
+    if recording and there:
+        recording[0].append((function, args, kwargs, result))
     if later and there:
         leaving.append((source, source.clone()))
     elif later:
@@ -76,8 +81,38 @@ def call(function, types, args=(), kwargs=None):
     return tree_map_only(Tensor, wrap, result) if there else result
 
 
+class Graph(list):
+    """Stands for torch.cuda.CUDAGraph: functions, their arguments and their results."""
+
+    @torch.no_grad()
+    def replay(self):
+        for function, args, kwargs, result in self:
+            again = function(*args, **kwargs)
+            for old, new in zip(tensors_in(result), tensors_in(again), strict=True):
+                old.copy_(new)
+
+
+@contextmanager
+def record(graph):
+    """Stands for torch.cuda.graph: afterwards nothing has been computed yet."""
+    state, known = torch.get_rng_state(), set()
+    recording.append(graph)
+    try:
+        yield
+    finally:
+        recording.clear()
+    torch.set_rng_state(state)
+    for _, args, _, result in graph:
+        known.update(map(address, tensors_in(args)))
+        for x in tensors_in(result):
+            if x.is_floating_point() and address(x) not in known:
+                x.fill_(torch.nan)
+
+
 def wait():
     """From here on, what happened before has happened on the device, too."""
+    if recording:
+        raise RuntimeError("operation not permitted when stream is capturing")
     codes = [frame.f_code for frame, _ in walk_stack(None)]
     names = [code.co_name for code in codes if code.co_filename.endswith("ppo_atari.py")]
     waits.update([name for name in names if name[0] != "<"][:1])
@@ -116,7 +151,8 @@ def in_use():
     """Within, the device passes for a GPU: torch.cuda says so, and a file says "cuda:0"."""
     [record.clear() for record in (waits, pinned, saved, leaving, arriving)]
     cuda = {"is_available": lambda: True, "device_count": lambda: 1, "set_device": lambda n: None,
-            "is_current_stream_capturing": lambda: False, "get_device_name": str}  # fmt: skip
+            "is_current_stream_capturing": lambda: False, "get_device_name": str,
+            "CUDAGraph": Graph, "graph": record}  # fmt: skip
     with mock.patch.multiple(torch.cuda, **cuda), Mode():
         yield
         wait()

@@ -30,7 +30,7 @@ ATARI = "--network paper --num-envs 2 --num-steps 32 --minibatch-size 32 --num-e
 def small(script, iterations, *flags):
     """Flags of a run of so many iterations of 64 steps."""
     own = ATARI if script is ppo_atari else CONTINUOUS
-    own = own if script is trpo_continuous else f"{own} --no-compile"
+    own = f"{own} --no-compile" if script is ppo_continuous else own
     return [*own.split(), "--total-steps", 64 * iterations, *flags]
 
 

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 CONTINUOUS = ("ppo_continuous", "trpo_continuous")
 DIFFER = {  # where the problems or the algorithms differ
     "__doc__", "Args", "check", "TASKS", "train", "ActorCritic", "act", "rollout",
-    "estimate_advantages", "ppo_loss", "anneal", "update", "choose_compile", "make_env",
+    "estimate_advantages", "ppo_loss", "anneal", "backpropagate", "update", "make_env",
     "LIBRARIES", "PUBLISHED_BY", "PUBLISHED_SCORES", "play", "evaluate", "parse_args", "main",
 }  # fmt: skip
 SAME = {  # of these, in the two scripts of one problem

@@ -202,7 +202,7 @@ def test_rollout_stores_what_happened(monkeypatch):
     games.step = lambda actions: (lambda r, *rest: (-7 * r, *rest))(*step(actions))
     torch.manual_seed(0)
     net = ActorCritic(games.num_actions, "paper")
-    strides = set()  # with one layout, `act` is compiled once
+    strides = set()  # one layout, so that copies to a recording's frames are fast
     policy = lambda net, frames: strides.add(frames.stride()) or act(net, frames)
     batch, finished = rollout(games, net, policy, 75)
     assert strides == {torch.empty(4, 84, 84, 4).movedim(-1, 1).stride()}
@@ -343,16 +343,16 @@ def logged_update(learning_rate=2.5e-4, **settings):
         net=net, before=copy.deepcopy(net), batch=batch, args=args, seen=[], references=[]
     )
 
-    def loss(net, clip_eps, args, **minibatch):
+    def backpropagate(net, args, clip_eps, **minibatch):
         log.seen.append(minibatch)
         with torch.no_grad():
             now = net(minibatch["frames"])
         log.references.append(
             cases.reference_loss(cases.Logits(*now), minibatch, args, clip_eps.item())[1]
         )
-        return ppo_atari.ppo_loss(net, **minibatch, clip_eps=clip_eps, args=args)
+        return ppo_atari.backpropagate(net, args, **minibatch, clip_eps=clip_eps)
 
-    log.stats = ppo_atari.update(loss, net, optimizer, batch, learning_rate, 0.1, args)
+    log.stats = ppo_atari.update(backpropagate, net, optimizer, batch, learning_rate, 0.1, args)
     return log
 
 
@@ -436,33 +436,6 @@ def test_take_is_indexing_and_keeps_the_layout():
             assert taken.stride()[1:] == x.stride()[1:] and taken.stride()[0] == x.stride()[0]
 
 
-@pytest.mark.parametrize("backend", [
-    "aot_eager", pytest.param("inductor", marks=pytest.mark.slow),
-])  # fmt: skip
-def test_compiled_functions_give_the_eager_numbers(backend, monkeypatch):
-    """In one graph each, as `compile_both` asks for."""
-    if backend != "inductor":  # torch's default, the only one with these options
-        compile = functools.partial(torch.compile, backend=backend)
-        monkeypatch.setattr(torch, "compile", lambda f, options, **rest: compile(f, **rest))
-    policy, loss = ppo_atari.compile_both(cuda=False)
-    _, batch = cases.random_logits(12)
-    batch = {name: x.float() if x.is_floating_point() else x for name, x in batch.items()}
-    batch["frames"] = torch.randint(0, 256, (12, 84, 84, 4), dtype=torch.uint8).movedim(-1, 1)
-    net = ActorCritic(3, "paper", orthogonal=False)
-    with torch.no_grad():
-        actions, *numbers = policy(net, batch["frames"])
-        logits, values = net(batch["frames"])
-    log_probs = torch.distributions.Categorical(logits=logits).log_prob(actions)
-    torch.testing.assert_close(numbers, [log_probs, values])
-    assert len(set(actions.tolist())) > 1
-    batch |= {"clip_eps": torch.tensor(0.1), "args": Args(clip_value_loss=True)}
-    results = []
-    for function in (ppo_atari.ppo_loss, loss):
-        value, stats = function(net, **batch)
-        results.append((value, stats, torch.autograd.grad(value, list(net.parameters()))))
-    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5)
-
-
 # ------------------------------------------------------------------------------ Whole training
 
 
@@ -501,7 +474,7 @@ def test_probe_a_pixel_policy_learns_what_the_picture_says():
         batch, _ = rollout(games, net, act, 16)
         rewards.append(batch.rewards.mean().item())
         ppo_atari.estimate_advantages(batch, 0.99, 0.95)
-        ppo_atari.update(ppo_atari.ppo_loss, net, optimizer, batch, 1e-3, 0.2, args)
+        ppo_atari.update(ppo_atari.backpropagate, net, optimizer, batch, 1e-3, 0.2, args)
     assert np.mean(rewards[-3:]) > 0.9
     assert (batch.values - 1).abs().mean() < 0.3
 
@@ -519,10 +492,7 @@ def test_train_hands_every_setting_to_where_it_belongs(tmp_path, monkeypatch):
 
         return call
 
-    compiled = spied(ppo_atari.act), spied(ppo_atari.ppo_loss)
-    monkeypatch.setattr(ppo_atari, "compile_both", lambda cuda: compiled)
-    monkeypatch.setattr(ppo_atari, "choose_compile", lambda args: args.bf16)
-    for name in ("ActorCritic", "gae", "update"):
+    for name in ("ActorCritic", "act", "gae", "ppo_loss", "update"):
         monkeypatch.setattr(ppo_atari, name, spied(getattr(ppo_atari, name)))
     monkeypatch.setattr(Games, "reset", spied(Games.reset))
     own = {"num_envs": 1, "num_steps": 32, "minibatch_size": 32, "num_epochs": 1,

@@ -97,7 +97,7 @@ Games.reset, Run.log, Run.save, Run.on_signal = tell_reset, tell_log, late_save,
 ppo_atari.main(flags)
 """
 FLAGS = ("--network paper --num-envs 4 --num-steps 16 --minibatch-size 32 --num-epochs 2 "
-         "--threads 1 --no-compile --total-steps 768 --run-dir")  # fmt: skip
+         "--threads 1 --total-steps 768 --run-dir")  # fmt: skip
 
 
 @pytest.mark.parametrize("place", [

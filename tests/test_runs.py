@@ -907,15 +907,12 @@ def test_settings_are_checked_without_a_command_line(script):
 # --------------------------------------------------------------------------------- The compiler
 
 
-@pytest.mark.parametrize("script", [ppo_atari, ppo_continuous])
 @pytest.mark.parametrize("flags, works, chosen", [
     ("--total-steps 500000", True, True), ("--total-steps 500000", False, False),
     ("--total-steps 499999", True, False), ("--total-steps 500000 --no-compile", True, False),
     ("--total-steps 5000 --compile", True, True), ("--total-steps 5000 --compile", False, None),
 ])  # fmt: skip
-def test_long_runs_are_compiled_where_torch_can(script, flags, works, chosen, capsys,
-                                                monkeypatch):  # fmt: skip
-    """Games by default only on a GPU."""
+def test_long_runs_are_compiled_where_torch_can(flags, works, chosen, capsys, monkeypatch):
     tried = []
 
     def compile(function):
@@ -923,19 +920,16 @@ def test_long_runs_are_compiled_where_torch_can(script, flags, works, chosen, ca
         return function if works else 1 / 0
 
     monkeypatch.setattr(torch, "compile", compile)
-    if script is ppo_atari and "--compile" not in flags:
-        works = chosen = False
-    args, _ = script.parse_args(flags.split())
+    args, _ = ppo_continuous.parse_args(flags.split())
     if chosen is None:
         with pytest.raises(SystemExit, match="--compile") as leaving:
-            script.choose_compile(args)
+            ppo_continuous.choose_compile(args)
         assert "\n" not in leaving.value.code
     else:
-        assert script.choose_compile(args) is chosen
+        assert ppo_continuous.choose_compile(args) is chosen
         told = capsys.readouterr().out.splitlines()
         assert ["compile" in line for line in told] == [True] * (bool(tried) and not works)
-    assert bool(tried) == ("500000" in flags and "no" not in flags and script is not ppo_atari
-                           or "--compile" in flags)  # fmt: skip
+    assert bool(tried) == (flags != "--total-steps 499999" and "no" not in flags)
 
 
 @pytest.mark.slow
@@ -963,13 +957,12 @@ def test_a_folder_with_a_space_is_survived(name, tmp_path):
     assert (tmp_path / "run" / "checkpoint.pt").exists() and "Traceback" not in err
 
 
-@pytest.mark.parametrize("script", [ppo_atari, ppo_continuous])
-def test_code_that_cannot_be_compiled_names_no_compile(script, monkeypatch):
+def test_code_that_cannot_be_compiled_names_no_compile(monkeypatch):
     def train(*_):
         raise torch._dynamo.exc.Unsupported("print", case_name="x")
 
-    monkeypatch.setattr(script, "train", train)
+    monkeypatch.setattr(ppo_continuous, "train", train)
     with pytest.raises(torch._dynamo.exc.Unsupported) as failing:
-        main(script)
+        main(ppo_continuous)
     text = "".join(traceback.format_exception(failing.value))
     assert "--no-compile" in text.strip().splitlines()[-1]

@@ -70,7 +70,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     own = parser.parse_args()
-    args = ppo_atari.Args(network=own.network, seed=own.seed, threads=own.threads, compile=False)
+    args = ppo_atari.Args(network=own.network, seed=own.seed, threads=own.threads)
     run_dir = Path(f"runs/sb3_atari-{args.env_id}-{args.network}-seed{args.seed}")
     run_dir.mkdir(parents=True)
 

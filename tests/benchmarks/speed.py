@@ -44,8 +44,8 @@ TASKS = {  # task: Gymnasium's id, number of actors, their steps, {peer: command
         "sb3-contrib's TRPO": [TRPO],
     }),
     "breakout": ("BreakoutNoFrameskip-v4", 8, 128, {
-        "SB3's PPO": [f"{ATARI} --no-compile", f"{ATARI} --compile", f"{ATARI} --compile --bf16"],
-        None: ["ppo_atari.py --compile", "ppo_atari.py --compile --bf16"],  # our own settings
+        "SB3's PPO": [ATARI, f"{ATARI} --no-cuda-graphs", f"{ATARI} --bf16"],
+        None: ["ppo_atari.py", "ppo_atari.py --bf16"],  # our own settings
     }),
 }  # fmt: skip
 ALONE = "the simulator alone"  # with random actions: no script can be faster
@@ -157,7 +157,8 @@ def compare(task, args):
     args.steps = batch * (WARM_UP + args.iterations)
     args.threads = args.threads or (1 if task == "halfcheetah" else os.cpu_count())
     peers = {row: name for name, commands in groups.items() for row in (name, *commands) if row}
-    rows = [row for row in peers if args.only in row.lower() and (args.bf16 or "bf16" not in row)]
+    rows = [row for row in peers if args.only in row.lower()
+            and (args.bf16 or "bf16" not in row) and (args.cuda or "cuda" not in row)]  # fmt: skip
     results = defaultdict(list)
     for turn in range(args.turns):
         for row in [*rows, ALONE]:
