@@ -99,7 +99,7 @@ class Args:
     # The run
     cuda: bool = False  # train on the GPU
     bf16: bool = False  # bfloat16, except in the two heads: faster on some CPUs, slower on others
-    cuda_graphs: bool = True  # with --cuda: policy and gradient as CUDA graphs, for speed
+    cuda_graphs: bool = True  # with --cuda: policy and gradient as CUDA graphs; off to debug them
     threads: int = torch.get_num_threads()  # threads of the emulators and of torch (torchrun: 1)
     run_dir: str = ""  # a new or empty directory for the records; if not given: one in runs/
     goal_score: float | None = None  # stop once the last 100 games average this or more
@@ -359,10 +359,10 @@ def anneal(args, iteration):
     return learning_rate, args.clip_eps * (alpha if args.anneal == "both" else 1)
 
 
-def backpropagate(net, args, **minibatch):
-    """Compute the gradient of `ppo_loss` on a minibatch. Returns its statistics."""
+def backpropagate(net, args, **tensors):
+    """Compute the gradient of `ppo_loss` on some samples. Returns its statistics."""
     net.zero_grad()
-    loss, stats = ppo_loss(net, **minibatch, args=args)
+    loss, stats = ppo_loss(net, **tensors, args=args)
     loss.backward()
     return stats
 
@@ -370,9 +370,9 @@ def backpropagate(net, args, **minibatch):
 def update(backpropagate_fn, net, optimizer, batch, learning_rate, clip_eps, args):
     """K epochs of minibatches on one rollout (Algorithm 1, line 6).
 
-    backpropagate_fn: `backpropagate`, or a recording of it. Returns scalars to log, among them the
-    statistics of `ppo_loss`, averaged over the minibatches. Raises FloatingPointError if one is not
-    finite.
+    backpropagate_fn: `backpropagate`, or a recording of it, in which only tensors can change.
+    Returns scalars to log, among them the statistics of `ppo_loss`, averaged over the minibatches.
+    Raises FloatingPointError if one is not finite.
     """
     device = batch.frames.device
     names = ("frames", "actions", "log_probs", "values", "advantages", "targets")
@@ -417,9 +417,9 @@ class Recorded:
     from Python. The results are the same, bit for bit.
 
     The first call runs the function, and the second records it. From then on, a call copies its
-    tensors to where the recorded ones lie, and repeats the operations, without Python. So only the
-    tensors' values may change from call to call: a number that changes must be a tensor, as
-    clip_eps is. The next call overwrites the results.
+    tensors to where the recorded ones lie, and repeats the operations, without Python: numbers
+    (those in args, too), `if` and `print` stay as they were. What changes must be a tensor on the
+    GPU, passed by name, as clip_eps is. The next call overwrites the results.
     """
 
     def __init__(self, function):
@@ -437,7 +437,7 @@ class Recorded:
                 with torch.cuda.graph(self.graph):
                     self.results = self.function(*fixed, **self.tensors)
             except RuntimeError as e:
-                e.add_note("--no-cuda-graphs runs code that cannot be recorded")
+                e.add_note("what copies to the CPU cannot be recorded: --no-cuda-graphs runs it")
                 raise
         self.graph.replay()
         return self.results
