@@ -23,7 +23,7 @@ aten, Tensor = torch.ops.aten, torch.Tensor
 waits = Counter()  # by function of the script
 pinned, saved = set(), set()  # addresses of pinned memory, and of what was saved to a file
 leaving, arriving = [], []  # (CPU tensor, its numbers) of the copies not yet waited for
-recording = []  # the graph that is being recorded, if one is
+recording, replays = [], []  # the graph that is being recorded, if one is; the graphs replayed
 address = lambda tensor: tensor.untyped_storage().data_ptr()
 tensors_in = lambda *tree: [x for x in tree_leaves(tree) if isinstance(x, Tensor)]
 
@@ -86,6 +86,7 @@ class Graph(list):
 
     @torch.no_grad()
     def replay(self):
+        replays.append(id(self))
         for function, args, kwargs, result in self:
             again = function(*args, **kwargs)
             for old, new in zip(tensors_in(result), tensors_in(again), strict=True):
@@ -149,7 +150,7 @@ def register():
 @contextmanager
 def in_use():
     """Within, the device passes for a GPU: torch.cuda says so, and a file says "cuda:0"."""
-    [record.clear() for record in (waits, pinned, saved, leaving, arriving)]
+    [record.clear() for record in (waits, pinned, saved, leaving, arriving, replays)]
     cuda = {"is_available": lambda: True, "device_count": lambda: 1, "set_device": lambda n: None,
             "is_current_stream_capturing": lambda: False, "get_device_name": str,
             "CUDAGraph": Graph, "graph": record}  # fmt: skip
