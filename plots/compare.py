@@ -57,7 +57,7 @@ def of_tasks(tasks, **scores):
 PUBLISHED = {
     # Table 6
     "PPO paper, 10M steps": of_tasks(GAMES, PPO=(1590.0, 274.8, 20.7, 14293.3, 1204.5, 942.5)),
-    # 10M steps of its ppo2, beside EnvPool: docs.cleanrl.dev/rl-algorithms/ppo
+    # 10M steps of its ppo2; CleanRL's table with EnvPool: docs.cleanrl.dev/rl-algorithms/ppo
     "Baselines, run by CleanRL's authors": of_tasks(
         GAMES, PPO=(2835.7, 405.7, 20.5, 15228.3, 1518.3, 1019.8)),
     # 1M steps, of 6 seeds, in its repository: benchmarks_mujoco1M.htm
