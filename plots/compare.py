@@ -21,6 +21,7 @@ import os
 import platform
 import re
 import sys
+import textwrap
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import NamedTuple
@@ -320,10 +321,12 @@ def draw(runs, path, published=True, window=None, scale=("linear", {})):
     for axes in panels:
         entries |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     names = list(dict.fromkeys([*looks, *entries]))  # the groups first
-    across = 1 if max(map(len, names), default=0) > 45 else 2 if columns == 1 else 3
-    figure.set_figheight(figure.get_figheight() + 0.2 * (len(names) // across))
-    figure.legend([entries[name] for name in names], names, loc="outside upper center",
-                  ncols=across)  # fmt: skip
+    width = int(11 * figure.get_figwidth())  # of a line, in letters, 6 of them for the sample
+    labels = [textwrap.fill(name, width - 6) for name in names]
+    across = int(np.clip(width // (6 + max(map(len, names))), 1, 2 if columns == 1 else 3))
+    lines = "\n".join(labels).count("\n") + 1
+    figure.set_figheight(figure.get_figheight() + 0.2 * (lines // across))
+    figure.legend([entries[k] for k in names], labels, loc="outside upper center", ncols=across)
     sizes = {len(group) for _, group in by_group(runs)}
     says = ["thick: mean of the seeds"] * (max(sizes) > 1)
     says += ["thin: one seed"] * bool({2, 3, 4} & sizes)

@@ -55,8 +55,7 @@ sys.path.insert(0, str(ROOT))  # the scripts, imported where they are needed: to
 # --------------------------------------------------------------------------------- Experiments
 
 PPO, TRPO, ATARI = "ppo_continuous.py", "trpo_continuous.py", "ppo_atari.py"
-CHEETAH, BREAKOUT = ("HalfCheetah-v5",), ("BreakoutNoFrameskip-v4",)
-PONG = ("PongNoFrameskip-v4",)
+CHEETAH, BREAKOUT, PONG = ("HalfCheetah-v5",), ("BreakoutNoFrameskip-v4",), ("PongNoFrameskip-v4",)
 ABLATIONS = {  # the steps that are not in the papers, by the flags that turn them off
     "ppo": (PPO, "--no-norm-obs", "--no-norm-reward", "--norm-adv none", "--no-orthogonal",
             "--anneal none", "--max-grad-norm 0", "--adam-eps 1e-8"),

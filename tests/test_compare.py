@@ -227,6 +227,22 @@ def test_no_two_groups_look_alike():
     assert len({(look["color"], str(look["ls"])) for look in looks.values()}) == 25
 
 
+@pytest.mark.parametrize("tasks", [1, 2, 5])
+@pytest.mark.parametrize("length", [25, 34, 45, 90])
+def test_the_legend_fits_in_the_picture(tasks, length, tmp_path):
+    words = ["gamma 0.99, num_epochs 3, norm_adv minibatch, " * 2, "max_grad_norm 0.5, wwmm " * 4]
+    runs = []
+    for t in range(tasks):
+        for k in range(4):
+            run = compare.read_run(make_run(tmp_path / f"{t}{k}", env_id=f"Task-v{t}"))
+            runs.append(run._replace(label=f"{k} {words[k % 2][:length]}"))
+    figure = compare.draw(runs, tmp_path / "picture.png", published=False)
+    [legend] = figure.legends
+    box, page = legend.get_window_extent(), figure.bbox
+    assert page.x0 <= box.x0 < box.x1 <= page.x1 and page.y0 <= box.y0 < box.y1 <= page.y1
+    assert all(axes.get_window_extent().height > 0.3 * 72 for axes in figure.axes)
+
+
 def test_numbers_in_order_get_a_range_of_colours_and_stand_at_the_ends(tmp_path):
     values = ("0.01", "0.5", "0.2")  # one curve above another
     runs = [compare.read_run(make_run(tmp_path / x))._replace(label=f"ε {x}") for x in values]

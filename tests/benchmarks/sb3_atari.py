@@ -66,11 +66,12 @@ class Record(BaseCallback):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stop", type=int, required=True, help="agent steps after which to stop")
+    parser.add_argument("--env-id", default="BreakoutNoFrameskip-v4")
     parser.add_argument("--network", choices=("nature", "paper"), default="nature")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     own = parser.parse_args()
-    args = ppo_atari.Args(network=own.network, seed=own.seed, threads=own.threads)
+    args = ppo_atari.Args(**{k: v for k, v in vars(own).items() if k != "stop"})
     run_dir = Path(f"runs/sb3_atari-{args.env_id}-{args.network}-seed{args.seed}")
     run_dir.mkdir(parents=True)
 
