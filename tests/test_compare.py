@@ -227,8 +227,8 @@ def test_no_two_groups_look_alike():
     assert len({(look["color"], str(look["ls"])) for look in looks.values()}) == 25
 
 
-@pytest.mark.parametrize("tasks", [1, 2, 5])
-@pytest.mark.parametrize("length", [25, 34, 45, 90])
+@pytest.mark.parametrize("tasks", [1, 5])
+@pytest.mark.parametrize("length", [34, 90])
 def test_the_legend_fits_in_the_picture(tasks, length, tmp_path):
     words = ["gamma 0.99, num_epochs 3, norm_adv minibatch, " * 2, "max_grad_norm 0.5, wwmm " * 4]
     runs = []
