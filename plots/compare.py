@@ -403,7 +403,7 @@ def draw_published(axes, env_id, runs, looks):
         color = looks[label]["color"] if len(algorithms) > 1 else "black"
         for source, score in published_scores(env_id, algorithm).items():
             low, high = axes.get_ylim()
-            if low - 0.4 * (high - low) <= score <= high + 0.4 * (high - low):
+            if low - 0.6 * (high - low) <= score <= high + 0.6 * (high - low):
                 name = source if len(algorithms) == 1 else f"{source}, {algorithm}"
                 axes.axhline(score, ls=styles[source], lw=1.2, color=color, label=name)
                 axes.set_ylim(min(low, score - 0.02 * (high - low)),
