@@ -161,6 +161,20 @@ def test_published_scores_are_lines_in_the_colour_of_their_algorithm(tmp_path):
     assert [row["OpenAI's Baselines"] for row in rows] == ["2316", "1913"]
 
 
+@pytest.mark.parametrize("game, end, lines", [
+    ("Seaquest", 950, {1204.5, 1518.3}),  # the curve ends well below them
+    ("Qbert", 2700, set()),  # 14293 and more: the curve would be flat beside them
+])  # fmt: skip
+def test_a_published_score_is_a_line_unless_it_would_flatten_the_curve(tmp_path, game, end, lines):
+    episodes = pd.DataFrame({"step": np.arange(1, 400), "return": np.linspace(440, end, 399)})
+    settings = {"env_id": f"{game}NoFrameskip-v4", "seed": 1}
+    run = compare.Run(Path(), {"script": "ppo_atari.py", "settings": settings}, episodes, "PPO")
+    [axes] = compare.draw([run], tmp_path / "picture.png").axes
+    shown = {line.get_ydata()[0] for line in axes.lines if len(line.get_xdata()) == 2}
+    low, high = axes.get_ylim()
+    assert shown == lines and all(low < line < high for line in lines)
+
+
 @pytest.mark.parametrize("script, source, algorithm", [
     (ppo_atari, "PPO paper, 10M steps", "PPO"),
     (ppo_continuous, "OpenAI's Baselines", "PPO"),
