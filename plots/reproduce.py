@@ -396,6 +396,8 @@ def draw_table1(readings, path):
 TOP = [  # README's table of results: task, command, data
     ("Breakout", "ppo_atari.py", "breakout/defaults/BreakoutNoFrameskip-v4"),
     ("Breakout", f"ppo_atari.py {BASELINES}", "breakout/baselines/BreakoutNoFrameskip-v4"),
+    *((g.removesuffix("NoFrameskip-v4"), f"ppo_atari.py --env-id {g} --bf16", f"games/ppo/{g}")
+      for g in GAMES if g not in BREAKOUT),
     ("CartPole", "ppo_continuous.py", "small-tasks/ppo/CartPole-v1"),
     *((task, f"{name}_continuous.py --env-id {task}", f"figure3/{name}/{task}")
       for task in ("HalfCheetah-v5", "Walker2d-v5") for name in ("ppo", "trpo")),
@@ -406,15 +408,15 @@ def top_table():
     rows = []
     for task, command, folder in TOP:
         runs = compare.read_runs([compare.DATA / folder])
-        steps = runs[0].about["settings"]["total_steps"]
-        row = {"task": task, "command": f"`{command}`", "steps": f"{steps / 1e6:g}M",
-               "seeds": len(runs), "score": spread([run.score for run in runs])}  # fmt: skip
-        for source, score in compare.published_scores(runs[0].env_id, runs[0].algorithm).items():
-            if "Zoo" not in source:
-                row["PPO paper" if "paper" in source else "Baselines"] = number(score)
-        rows.append(row)
-    order = ["task", "score", "PPO paper", "Baselines", "steps", "seeds", "command"]
-    return pd.DataFrame(rows, columns=order).fillna("–")
+        published = compare.published_scores(runs[0].env_id, runs[0].algorithm)
+        rows.append({
+            "task": task, "score": spread([run.score for run in runs]),
+            **{"PPO paper" if "paper" in source else "Baselines": number(score)
+               for source, score in published.items() if "Zoo" not in source},
+            "steps": f"{runs[0].about['settings']['total_steps'] / 1e6:g}M",
+            "seeds": len(runs), "command": f"`{command}`",
+        })  # fmt: skip
+    return pd.DataFrame(rows).fillna("–")
 
 
 def score_in(experiment):
@@ -436,9 +438,8 @@ def tables(experiment, runs):
         paper = [TABLE1[row][0] for row in rows]
         ranks = [spearmanr(paper, [mean_of_tasks(*own[row]) for row in rows]).statistic
                  for own in readings.values()]  # fmt: skip
-        note = (f"Rank correlation with the paper's column, without `none`: {ranks[0]:.2f} and "
-                f"{ranks[1]:.2f}.")  # fmt: skip
-        return {experiment: f"{markdown(table)}\n\n{note}"}
+        note = "Rank correlation with the paper's column, without `none`: {:.2f} and {:.2f}."
+        return {experiment: f"{markdown(table)}\n\n{note.format(*ranks)}"}
     own = {"steps": steps_table, "ablations": ablation_table, "breakout": breakout_table,
            "network": breakout_table}.get(experiment)  # fmt: skip
     table = own(runs) if own else compare.score_table(runs, score_in(experiment), interval=True)
