@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import gymnasium as gym
 import numpy as np
@@ -67,9 +68,17 @@ def rows(run_dir):
 
 
 def events(run_dir):
-    """{name: TensorBoard's scalars of this name, each with step and value}."""
-    accumulator = EventAccumulator(str(run_dir))
-    accumulator.Reload()
+    """{name: TensorBoard's scalars of this name, each with step and value}.
+
+    The files are joined in the order of writing. TensorBoard goes by their names, in which the
+    tenth writer of a process comes before the ninth of the same second.
+    """
+    files = sorted(Path(run_dir).glob("events.out.*"), key=lambda file: file.stat().st_mtime_ns)
+    with TemporaryDirectory() as folder:
+        joined = Path(folder) / "events.out.tfevents.joined"
+        joined.write_bytes(b"".join(file.read_bytes() for file in files))
+        accumulator = EventAccumulator(str(joined))
+        accumulator.Reload()
     return {tag: accumulator.Scalars(tag) for tag in accumulator.Tags()["scalars"]}
 
 
