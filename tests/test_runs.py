@@ -44,6 +44,7 @@ from processes import (
     shorten_games,
     small,
 )
+from torch.utils.tensorboard import SummaryWriter
 
 import ppo_atari
 import ppo_continuous
@@ -134,6 +135,16 @@ def test_a_run_leaves_its_records(script, tmp_path):
     assert "score" in err and "100%" in err  # the progress
     assert f" {script.__name__}.py --evaluate {run_dir} --render\n" in out
     assert "--resume" not in out
+
+
+def test_events_are_read_in_the_order_of_writing(tmp_path):
+    """Two writers of one second; by their names the second one would come first."""
+    for step, name in ((1, "9"), (2, "10")):
+        with SummaryWriter(tmp_path / "new", purge_step=step) as writer:
+            writer.add_scalar("x", step, step)
+        [file] = (tmp_path / "new").iterdir()
+        file.rename(tmp_path / f"events.out.tfevents.1.{name}")
+    assert [(e.step, e.value) for e in events(tmp_path)["x"]] == [(1, 1), (2, 2)]
 
 
 def test_the_picture_draws_episodes_their_mean_and_the_published_score(tmp_path, monkeypatch):
